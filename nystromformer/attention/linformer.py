@@ -1,0 +1,87 @@
+"""Linformer: keys and values projected along the sequence from n to k rows (Wang et al., 2020)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.checks import check_at_least
+from nystromformer.attention.masks import zero_padding
+
+
+def project_sequence(x: Tensor, projection: Tensor) -> Tensor:
+    """Eᵀ X over the sequence: `x` (b, h, n, d), `projection` (max_length, k) or one for each head (h, max_length, k).
+
+    An input shorter than max_length uses the first n rows.
+
+    >>> project_sequence(torch.randn(2, 4, 100, 8), torch.randn(512, 16)).shape
+    torch.Size([2, 4, 16, 8])
+    """
+    projection = projection[..., : x.shape[2], :].to(x.dtype)  # (n k) or (h n k)
+    # einsum folds the batch into one matrix product; matmul would copy the projection for each example
+    return torch.einsum("bhnd,nk->bhkd" if projection.dim() == 2 else "bhnd,hnk->bhkd", x, projection)
+
+
+def linformer_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_projection: Tensor,
+    value_projection: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """softmax(Q (EᵀK)ᵀ / √d) FᵀV for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
+
+    `value_projection` is F; None shares E between keys and values. Masked tokens are zeroed before the projection, so
+    they add nothing to the k projected rows and no mask is needed after it.
+
+    >>> x = torch.randn(2, 4, 100, 8)
+    >>> linformer_attention(x, x, x, torch.randn(512, 16)).shape
+    torch.Size([2, 4, 100, 8])
+    """
+    query, key, value = (zero_padding(x, mask) for x in (query, key, value))
+    key = project_sequence(key, key_projection)  # (b h k d)
+    value = project_sequence(value, key_projection if value_projection is None else value_projection)  # (b h k d)
+    return zero_padding(functional.scaled_dot_product_attention(query, key, value), mask)
+
+
+class LinformerAttention(Attention):
+    """`share_heads`: one projection for all heads (the paper's headwise sharing, its released default), else one each.
+    `share_key_value`: one projection for keys and values.
+    """
+
+    needs_fixed_length = True
+    size_option = "projection_dim"
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        projection_dim: int = 256,
+        share_heads: bool = True,
+        share_key_value: bool = False,
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length)
+        check_at_least("projection_dim", projection_dim, 1, "the paper uses 256")
+        self.projection_dim, self.share_heads, self.share_key_value = projection_dim, share_heads, share_key_value
+        shape = (max_length, projection_dim) if share_heads else (num_heads, max_length, projection_dim)
+        self.key_projection = nn.Parameter(torch.empty(shape))
+        self.value_projection = None if share_key_value else nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # variance 1 / (max_length + k), as the authors released it: projected keys keep the scale of keys
+        bound = (3 / (self.max_length + self.projection_dim)) ** 0.5
+        for projection in self.parameters():
+            nn.init.uniform_(projection, -bound, bound)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return linformer_attention(query, key, value, self.key_projection, self.value_projection, mask)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, projection_dim={self.projection_dim}, share_heads={self.share_heads}, "
+            f"share_key_value={self.share_key_value}"
+        )

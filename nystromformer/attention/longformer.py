@@ -1,0 +1,130 @@
+"""Longformer: each token attends to a window around it, and a few global tokens to everything (Beltagy et al., 2020)."""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.checks import check_at_least, check_odd
+from nystromformer.attention.masks import attendable, zero_padding
+
+SMALLEST_BLOCK = 64
+"""Queries that share one call: fewer would cost more in calls than they save in work."""
+
+
+class Windows(Function):
+    """Overlapping slices of `x` along the sequence, as views.
+
+    Slicing one at a time would allocate, in the backward of each slice, a gradient for the whole of `x`: O(n²) work.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, bounds: list[tuple[int, int]]) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.bounds = x.shape, bounds
+        return tuple(x[:, :, start:stop] for start, stop in bounds)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].new_zeros(ctx.shape)
+        for (start, stop), gradient in zip(ctx.bounds, gradients, strict=True):
+            total[:, :, start:stop] += gradient
+        return total, None
+
+
+def block_mask(
+    queries: tuple[int, int], keys: tuple[int, int], radius: int, num_global: int, mask: Tensor | None, device
+) -> Tensor:
+    """Which keys each query of a block sees: (q, g + k), or (b, 1, q, g + k) with a mask. Global keys come first.
+
+    >>> block_mask((2, 4), (1, 5), radius=1, num_global=1, mask=None, device="cpu").int()
+    tensor([[1, 1, 1, 1, 0],
+            [1, 0, 1, 1, 1]], dtype=torch.int32)
+    """
+    query_index = torch.arange(*queries, device=device).unsqueeze(1)  # (q 1)
+    key_index = torch.arange(*keys, device=device)  # (k)
+    near = functional.pad((query_index - key_index).abs() <= radius, (num_global, 0), value=True)  # (q g+k)
+    if mask is None:
+        return near
+    valid = torch.cat((mask[:, :num_global], mask[:, slice(*keys)]), dim=1)[:, None, None, :]  # (b 1 1 g+k)
+    # a masked query keeps itself, so that its softmax is not over nothing; its row is set to 0 at the end
+    itself = functional.pad(query_index == key_index, (num_global, 0), value=False)
+    return near & (valid | itself)
+
+
+def window_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, radius: int, first: int) -> Tensor:
+    """Attention of the tokens from `first` on to those at most `radius` away and to the global ones before `first`.
+
+    One softmax over both. The queries go in blocks, each with the one window of keys that covers it, so that nothing
+    larger than (block, block + 2 radius) is made.
+    """
+    length = query.shape[2]
+    block = max(SMALLEST_BLOCK, radius // 2)
+    starts = range(first, length, block)
+    queries = [(start, min(start + block, length)) for start in starts]
+    keys = [(max(start - radius, first), min(stop + radius, length)) for start, stop in queries]
+    global_key, global_value = key[:, :, :first], value[:, :, :first]  # (b h g d)
+    outs = []
+    parts = zip(
+        queries, keys, query[:, :, first:].split(block, dim=2), Windows.apply(key, keys), Windows.apply(value, keys),
+        strict=True,
+    )  # fmt: skip
+    for query_range, key_range, q, k, v in parts:
+        if first:
+            k, v = torch.cat((global_key, k), dim=2), torch.cat((global_value, v), dim=2)  # (b h g+k d)
+        seen = block_mask(query_range, key_range, radius, first, mask, query.device)
+        outs.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+    return torch.cat(outs, dim=2)
+
+
+def longformer_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, window: int = 257, global_tokens: int = 0
+) -> Tensor:
+    """Softmax attention on (b, h, n, d) within a window, `mask` (b, n) True for real tokens, in O(n · window).
+
+    The first `global_tokens` tokens attend to all and all attend to them. They use the same queries, keys and values
+    as the others; the published model has a second set of projections for them.
+
+    >>> x = torch.randn(2, 4, 1000, 8)
+    >>> longformer_attention(x, x, x, window=65, global_tokens=1).shape
+    torch.Size([2, 4, 1000, 8])
+    """
+    query, key, value = (zero_padding(x, mask) for x in (query, key, value))
+    length = query.shape[2]
+    first = min(global_tokens, length)
+    outs = []
+    if first:
+        outs.append(
+            functional.scaled_dot_product_attention(query[:, :, :first], key, value, attn_mask=attendable(mask))
+        )
+    if first < length:
+        outs.append(window_attention(query, key, value, mask, min(window // 2, length), first))
+    return zero_padding(torch.cat(outs, dim=2), mask)
+
+
+class LongformerAttention(Attention):
+    """`window`: the number of tokens that a token sees, itself in the middle. `global_tokens`: how many leading tokens,
+    such as [CLS], see all and are seen by all.
+    """
+
+    size_option = "window"
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        window: int = 257,
+        global_tokens: int = 0,
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length)
+        check_odd("window", window)
+        check_at_least("global_tokens", global_tokens, 0)
+        self.window, self.global_tokens = window, global_tokens
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return longformer_attention(query, key, value, mask, self.window, self.global_tokens)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, window={self.window}, global_tokens={self.global_tokens}"

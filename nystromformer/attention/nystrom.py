@@ -1,0 +1,318 @@
+"""Nyström attention: softmax attention in linear time and memory, through m landmarks.
+
+With landmarks Q̃, K̃ of the queries and keys (paper, eq. 13 to 15):
+
+    F = softmax(Q K̃ᵀ/√d)   A = softmax(Q̃ K̃ᵀ/√d)   B = softmax(Q̃ Kᵀ/√d)   out = F A⁺ B V + conv(V)
+
+B V is ordinary attention with m queries, and F W with W = A⁺ (B V) is ordinary attention with m keys. So the whole is
+two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no n×m matrix ever exists.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.checks import check_at_least, check_choice, check_mask, check_odd, check_query_key_value
+from nystromformer.attention.landmarks import Segments, check_landmarks, kmeans_means, means_over, segments
+from nystromformer.attention.masks import attendable, zero_padding
+from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, full_precision, iterative_pinv
+from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromOptions:
+    """How the softmax matrix is approximated. Checked when made."""
+
+    num_landmarks: int = 64
+    pinv_iterations: int = 6
+    pinv_scaling: str = "matrix"
+    landmarks: str = "segment_means"
+    pinv: str = "iterative"
+
+    def __post_init__(self) -> None:
+        check_at_least("num_landmarks", self.num_landmarks, 1, "the paper uses 64")
+        check_at_least("pinv_iterations", self.pinv_iterations, 0, "the paper uses 6")
+        check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
+        check_landmarks(self.landmarks)
+        check_choice("pinv", self.pinv, PSEUDOINVERSES)
+
+
+def nystrom_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_landmarks: int = 64,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    pinv_iterations: int = 6,
+    pinv_scaling: str = "matrix",
+    scale: float | None = None,
+    landmarks: str = "segment_means",
+    pinv: str = "iterative",
+    is_causal: bool = False,
+) -> Tensor:
+    """Softmax attention approximated in O(n·m): (b, h, n, e), in the dtype of `value`.
+
+    Args:
+        query, key, value: (b, h, n, d), (b, h, s, d), (b, h, s, e); n ≠ s is cross-attention.
+        num_landmarks: m. The result is exact for an example with at most m valid keys or at most m valid queries.
+        query_mask, key_mask: boolean (b, n) and (b, s), True for real tokens, anywhere. For self-attention pass the
+            same mask twice. Masked rows of the result are 0; what stands at masked positions, and how many there
+            are, changes nothing.
+        conv_weight: the skip convolution's kernel for each head, (h, k) or (h, 1, k, 1), k odd; needs n = s.
+        pinv_iterations: steps of the pseudoinverse; more are not safer (`iterative_pinv`).
+        pinv_scaling: "matrix", or "batch" as published checkpoints were trained: outputs then depend on the batch.
+        scale: of the logits, d ** -0.5 by default.
+        landmarks: "segment_means" or "kmeans" (slower; the paper mentions it).
+        pinv: "iterative" or "exact" (slow; for studies).
+        is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
+
+    >>> query = key = value = torch.randn(2, 8, 1000, 64)
+    >>> nystrom_attention(query, key, value, num_landmarks=32).shape
+    torch.Size([2, 8, 1000, 64])
+    """
+    check_query_key_value(query, key, value)
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, key)
+    options = NystromOptions(
+        num_landmarks=num_landmarks,
+        pinv_iterations=pinv_iterations,
+        pinv_scaling=pinv_scaling,
+        landmarks=landmarks,
+        pinv=pinv,
+    )
+    scale = checked_scale(scale, query)
+    if is_causal:
+        raise ValueError(
+            "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
+            "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
+        )
+    if conv_weight is not None:
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                f"conv_weight was given with {query.shape[2]} queries and {key.shape[2]} keys: the skip convolution "
+                f"needs as many; leave conv_weight out for cross-attention."
+            )
+        conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
+
+    with full_precision(query):
+        query, key, value = zero_padding(query, query_mask), zero_padding(key, key_mask), zero_padding(value, key_mask)
+        out = _attend(query, key, value, query_mask, key_mask, scale, options)
+        if conv_weight is not None:
+            skip = skip_convolution(value, conv_weight)
+            # Attention needs its own output for backward; without backward the sum needs no memory of its own.
+            out = out + skip if out.requires_grad else out.add_(skip)
+        return zero_padding(out, query_mask)
+
+
+def nystrom_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int] | Tensor,
+    num_landmarks: int = 64,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    pinv_iterations: int = 6,
+    pinv_scaling: str = "matrix",
+    scale: float | None = None,
+    landmarks: str = "segment_means",
+    pinv: str = "iterative",
+) -> Tensor:
+    """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
+
+    Multiplied by `value` they give those rows of `nystrom_attention` (without its convolution). `rows=[0]` is how a
+    CLS token looks at all others. Approximated weights can be slightly negative; rows sum to about 1.
+
+    >>> query = key = torch.randn(1, 2, 1000, 16)
+    >>> nystrom_attention_weights(query, key, rows=[0, -1]).shape
+    torch.Size([1, 2, 2, 1000])
+    """
+    check_query_key_value(query, key)
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, key)
+    options = NystromOptions(
+        num_landmarks=num_landmarks,
+        pinv_iterations=pinv_iterations,
+        pinv_scaling=pinv_scaling,
+        landmarks=landmarks,
+        pinv=pinv,
+    )
+    scale = checked_scale(scale, query)
+    rows = _checked_rows(rows, query)
+
+    with full_precision(query):
+        dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+        query, key = zero_padding(query, query_mask).to(wide), zero_padding(key, key_mask).to(wide)
+        asked = query[:, :, rows]  # (b h r d)
+        exact = _softmax(scale * asked @ key.mT, attendable(key_mask))  # (b h r s)
+        if query.shape[2] <= num_landmarks or key.shape[2] <= num_landmarks:
+            weights = exact
+        else:
+            core = _landmark_core(query, key, query_mask, key_mask, scale, options)
+            F = _softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
+            B = _softmax(scale * core.queries @ key.mT, attendable(key_mask))  # (b h m s)
+            few = core.query_segments.one_token_each | core.key_segments.one_token_each
+            weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
+        if key_mask is not None:
+            weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
+        return zero_padding(weights, None if query_mask is None else query_mask[:, rows]).to(dtype)
+
+
+class NystromSelfAttention(Attention):
+    """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
+
+    size_option = "num_landmarks"
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        num_landmarks: int = 64,
+        conv_kernel_size: int | None = 33,
+        pinv_iterations: int = 6,
+        pinv_scaling: str = "matrix",
+        landmarks: str = "segment_means",
+        pinv: str = "iterative",
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length)
+        self.options = NystromOptions(
+            num_landmarks=num_landmarks,
+            pinv_iterations=pinv_iterations,
+            pinv_scaling=pinv_scaling,
+            landmarks=landmarks,
+            pinv=pinv,
+        )
+        if conv_kernel_size is not None:
+            check_odd("conv_kernel_size", conv_kernel_size)
+        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return nystrom_attention(
+            query,
+            key,
+            value,
+            query_mask=mask,
+            key_mask=mask,
+            conv_weight=None if self.conv is None else self.conv.weight,
+            **vars(self.options),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.options}"
+
+
+@dataclass(frozen=True)
+class _LandmarkCore:
+    """All that is small: landmarks, and the pseudoinverse of their softmax matrix."""
+
+    queries: Tensor  # Q̃ (b h m d), at least float32
+    keys: Tensor  # K̃ (b h m d)
+    inverse: Tensor  # Z ≈ A⁺ (b h m m)
+    attendable_keys: Tensor | None  # which K̃ a softmax may use, (b, 1 or h, 1, m)
+    query_segments: Segments
+    key_segments: Segments
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> Tensor:
+    """F A⁺ B V, exact for each example with at most m valid keys or queries. Masked rows must be zero already."""
+    exporting = torch.compiler.is_exporting()  # one graph for all lengths: no decision may rest on a length
+    m = options.num_landmarks
+    if not exporting and (query.shape[2] <= m or key.shape[2] <= m):
+        return _softmax_attention(query, key, value, attendable(key_mask), scale)
+
+    core = _landmark_core(query, key, query_mask, key_mask, scale, options)
+    BV = _softmax_attention(core.queries.to(value.dtype), key, value, attendable(key_mask), scale)  # (b h m e)
+    W = (core.inverse @ BV.to(core.inverse.dtype)).to(value.dtype)  # (b h m e)
+    if exporting or key_mask is not None:
+        # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
+        own_values = means_over(value, core.key_segments).to(value.dtype)
+        W = torch.where(core.key_segments.one_token_each[:, None, None, None], own_values, W)
+    out = _softmax_attention(query, core.keys.to(value.dtype), W, core.attendable_keys, scale)
+    if exporting or (query_mask is not None and query_mask is not key_mask):
+        # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
+        index = core.query_segments.index[:, None, :, None].expand(-1, *BV.shape[1:2], -1, BV.shape[3])
+        own_rows = BV.gather(2, index)
+        out = torch.where(core.query_segments.one_token_each[:, None, None, None], own_rows, out)
+    return out
+
+
+def _landmark_core(
+    query: Tensor,
+    key: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> _LandmarkCore:
+    m = options.num_landmarks
+    query_segments, key_segments = segments(query, m, query_mask), segments(key, m, key_mask)
+    queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
+    keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
+    allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
+    A = _softmax(scale * queries @ keys.mT, allowed)  # (b h m m)
+    if query_occupied is not None:
+        A = A.masked_fill(~query_occupied[..., None], 0)  # rows of empty segments, like their columns above
+    Z = exact_pinv(A) if options.pinv == "exact" else iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
+    return _LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
+
+
+def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: str) -> tuple[Tensor, Tensor | None]:
+    """Landmarks (b, h, m, d) and which of them stand for a token, (b, 1 or h, m); None where all surely do."""
+    if method == "kmeans":
+        means, counts = kmeans_means(tokens, divided, mask)
+        return means, counts > 0
+    surely_occupied = mask is None and not torch.compiler.is_exporting()
+    return means_over(tokens, divided), None if surely_occupied else divided.occupied[:, None]
+
+
+def _softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.softmax(logits if allowed is None else logits.masked_fill(~allowed, -math.inf), dim=-1)
+
+
+def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+    """`scaled_dot_product_attention`, kept on its fused kernels: those need equal widths, the fallback an n×m matrix."""
+    width, missing = value.shape[3], query.shape[3] - value.shape[3]
+    if missing > 0:
+        value = functional.pad(value, (0, missing))
+    elif missing < 0:
+        query, key = functional.pad(query, (0, -missing)), functional.pad(key, (0, -missing))
+    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
+    return out[..., :width] if missing else out
+
+
+def checked_scale(scale: float | None, query: Tensor) -> float:
+    if scale is None:
+        return query.shape[3] ** -0.5
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale={scale!r} is a {type(scale).__name__}: must be a number, or None for d ** -0.5.")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale}: must be finite; None means d ** -0.5.")
+    return float(scale)
+
+
+def _checked_rows(rows: Sequence[int] | Tensor, query: Tensor) -> Tensor:
+    """`rows` as a tensor of indices into the queries; negative ones count from the end."""
+    length = query.shape[2]
+    index = torch.as_tensor(rows, device=query.device)
+    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool or index.numel() == 0:
+        raise TypeError(f"rows={rows!r}: must be a list of one or more whole numbers, as rows=[0].")
+    if bool(((index < -length) | (index >= length)).any()):
+        raise ValueError(f"rows={rows!r}: must lie between {-length} and {length - 1}, for {length} queries.")
+    return index % length

@@ -1,0 +1,104 @@
+"""`NystromAttention`: the operation as a layer on (b, n, dim), with its projections."""
+
+import torch
+from torch import Tensor, nn
+
+from nystromformer.attention.checks import check_at_least, check_fraction, check_mask, check_odd, shape_of
+from nystromformer.attention.nystrom import nystrom_attention
+from nystromformer.attention.skip_convolution import SkipConvolution
+
+
+class NystromAttention(nn.Module):
+    """Multi-head Nyström attention: projections, `nystrom_attention` with its skip convolution, output projection.
+
+    Args:
+        dim: width of the input and the output.
+        num_heads, head_dim: `head_dim` is dim / num_heads by default.
+        num_landmarks: m; exact for examples with at most m valid tokens.
+        conv_kernel_size: odd; None leaves the skip convolution out.
+        pinv_iterations: steps of the pseudoinverse.
+        dropout: on the output.
+        bias: of the four projections.
+
+    >>> layer = NystromAttention(dim=256, num_heads=8)
+    >>> x = torch.randn(2, 1000, 256)
+    >>> mask = torch.arange(1000) < torch.tensor([[1000], [700]])
+    >>> layer(x, mask=mask).shape
+    torch.Size([2, 1000, 256])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        num_landmarks: int = 64,
+        conv_kernel_size: int | None = 33,
+        pinv_iterations: int = 6,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_at_least("dim", dim, 1)
+        check_at_least("num_heads", num_heads, 1)
+        check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
+        check_at_least("pinv_iterations", pinv_iterations, 0, "the paper uses 6")
+        check_fraction("dropout", dropout)
+        if head_dim is None:
+            if dim % num_heads:
+                raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}: change one, or give head_dim.")
+            head_dim = dim // num_heads
+        check_at_least("head_dim", head_dim, 1)
+        if conv_kernel_size is not None:
+            check_odd("conv_kernel_size", conv_kernel_size)
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        self.num_landmarks, self.pinv_iterations = num_landmarks, pinv_iterations
+        self.query = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.key = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.value = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
+        self.output = nn.Linear(num_heads * head_dim, dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from `x` (b, n, dim) to itself, or to `context` (b, s, dim): (b, n, dim).
+
+        `mask` (b, n) and `context_mask` (b, s) are True for real tokens. Masked rows of the attention's output are 0
+        before the output projection. The skip convolution belongs to self-attention: with a context it is not used.
+        """
+        self._check_input("x", x)
+        check_mask("mask", mask, x)
+        if context is None:
+            if context_mask is not None:
+                raise ValueError("context_mask was given without context: give both, or use mask for x.")
+            source, source_mask = x, mask
+        else:
+            self._check_input("context", context)
+            check_mask("context_mask", context_mask, context)
+            source, source_mask = context, context_mask
+        out = nystrom_attention(
+            self._split_heads(self.query(x)),
+            self._split_heads(self.key(source)),
+            self._split_heads(self.value(source)),
+            num_landmarks=self.num_landmarks,
+            query_mask=mask,
+            key_mask=source_mask,
+            conv_weight=self.conv.weight if self.conv is not None and context is None else None,
+            pinv_iterations=self.pinv_iterations,
+        )
+        return self.dropout(self.output(out.transpose(1, 2).flatten(2)))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)  # (b h n d)
+
+    def _check_input(self, name: str, x: Tensor) -> None:
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}: must be a torch.Tensor.")
+        if x.dim() != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"{name} has shape {shape_of(x)}: must be (batch, length, {self.dim}).")

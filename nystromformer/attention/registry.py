@@ -1,0 +1,81 @@
+"""`build_attention`: every attention by the name that the paper's tables use."""
+
+import inspect
+import re
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.checks import nearest
+from nystromformer.attention.linear import LinearAttention
+from nystromformer.attention.linformer import LinformerAttention
+from nystromformer.attention.longformer import LongformerAttention
+from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.attention.performer import PerformerAttention
+from nystromformer.attention.reformer import ReformerAttention
+from nystromformer.attention.standard import StandardAttention
+
+ATTENTIONS: dict[str, type[Attention]] = {
+    "standard": StandardAttention,
+    "nystrom": NystromSelfAttention,
+    "linformer": LinformerAttention,
+    "longformer": LongformerAttention,
+    "reformer": ReformerAttention,
+    "performer": PerformerAttention,
+    "linear": LinearAttention,
+}
+
+
+def attention_options(attention: type[Attention]) -> list[str]:
+    """The keyword options of an attention's constructor, in order.
+
+    >>> attention_options(ATTENTIONS["standard"])
+    ['dropout']
+    """
+    parameters = inspect.signature(attention.__init__).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
+    """Split a name such as `nystrom-64` into its class and the option that the suffix sets.
+
+    >>> parse_attention_name("standard")
+    (<class 'nystromformer.attention.standard.StandardAttention'>, {})
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"attention name {name!r} is a {type(name).__name__}: must be one of {', '.join(ATTENTIONS)}.")
+    base, size = name, None
+    if name not in ATTENTIONS and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+        base, size = match[1], int(match[2])
+    if base not in ATTENTIONS:
+        raise ValueError(f"attention {name!r}: must be one of {', '.join(ATTENTIONS)}.{nearest(base, ATTENTIONS)}")
+    attention = ATTENTIONS[base]
+    if size is None:
+        return attention, {}
+    if attention.size_option is None:
+        raise ValueError(f"attention {name!r}: {base!r} takes no number; use {base!r}.")
+    return attention, {attention.size_option: size}
+
+
+def build_attention(
+    name: str, *, num_heads: int, head_dim: int, max_length: int | None = None, **options: object
+) -> Attention:
+    """Build an attention by name, with a suffix as in the paper (`nystrom-64`, `linformer-256`) or keyword options.
+
+    The result maps `(query, key, value, mask=None)` of shape (b, h, n, d) to (b, h, n, d).
+
+    >>> import torch
+    >>> attention = build_attention("standard", num_heads=2, head_dim=8)
+    >>> x = torch.randn(1, 2, 100, 8)
+    >>> attention(x, x, x).shape
+    torch.Size([1, 2, 100, 8])
+    """
+    attention, sized = parse_attention_name(name)
+    allowed = attention_options(attention)
+    for option in options:
+        if option not in allowed:
+            raise ValueError(
+                f"option {option!r} of attention {name!r}: must be one of {', '.join(allowed) or '(none)'}."
+                f"{nearest(option, allowed)}"
+            )
+        if option in sized:
+            raise ValueError(f"attention {name!r} already sets {option}; leave out {option}={options[option]!r}.")
+    return attention(num_heads, head_dim, max_length, **sized, **options)

@@ -1,0 +1,108 @@
+"""The skip connection of the paper: a depthwise convolution of V over the sequence, one kernel for each head."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nystromformer.attention.checks import check_at_least, check_odd, shape_of
+
+BLOCK = 64
+
+
+def skip_convolution(value: Tensor, weight: Tensor) -> Tensor:
+    """Convolve `value` (b, h, n, e) over n with `weight` (h, k) or (h, 1, k, 1), k odd, zeros beyond the ends.
+
+    out[b, h, i] = Σⱼ weight[h, j] · value[b, h, i + j − k//2]. The result has the memory layout (b, n, h, e).
+
+    >>> value = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 3, 1)
+    >>> skip_convolution(value, torch.tensor([[0.0, 0.0, 1.0]])).flatten()
+    tensor([2., 3., 0.])
+    """
+    return _SkipConvolution.apply(value, kernel_of(weight, value.shape[1], value.dtype))
+
+
+def kernel_of(weight: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """`weight` as (h, k) in `dtype`, checked."""
+    fits = weight.dim() == 2 or (weight.dim() == 4 and weight.shape[1] == weight.shape[3] == 1)
+    if not fits or weight.shape[0] != heads:
+        raise ValueError(
+            f"conv_weight has shape {shape_of(weight)}: must be ({heads}, k) or ({heads}, 1, k, 1), one kernel a head."
+        )
+    kernel = weight if weight.dim() == 2 else weight[:, 0, :, 0]
+    check_odd("conv_weight's kernel size", kernel.shape[1])
+    return kernel.to(dtype)
+
+
+class SkipConvolution(nn.Module):
+    """`skip_convolution` with a trainable `weight` (h, 1, k, 1), the shape of published checkpoints.
+
+    >>> SkipConvolution(num_heads=4, kernel_size=33)(torch.randn(2, 4, 100, 8)).shape
+    torch.Size([2, 4, 100, 8])
+    """
+
+    def __init__(self, num_heads: int, kernel_size: int) -> None:
+        super().__init__()
+        check_at_least("num_heads", num_heads, 1)
+        check_odd("kernel_size", kernel_size)
+        self.weight = nn.Parameter(torch.empty(num_heads, 1, kernel_size, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # what a convolution of this shape starts from
+
+    def forward(self, value: Tensor) -> Tensor:
+        return skip_convolution(value, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.weight.shape[0]}, kernel_size={self.weight.shape[2]}"
+
+
+class _SkipConvolution(torch.autograd.Function):
+    """Forward in the channels-last layout that projections produce; the built-in backward of such a convolution is
+    an order of magnitude slower on CPUs than the two products here. Both gradients are differentiable again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, kernel: Tensor) -> Tensor:
+        return _depthwise(value, kernel)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        value, kernel = ctx.saved_tensors
+        grad_value = _SkipConvolution.apply(grad, kernel.flip(1)) if ctx.needs_input_grad[0] else None
+        grad_kernel = _kernel_gradient(grad, value, kernel.shape[1]) if ctx.needs_input_grad[1] else None
+        return grad_value, grad_kernel
+
+
+def _depthwise(value: Tensor, kernel: Tensor) -> Tensor:
+    batch, heads, length, width = value.shape
+    channels = value.transpose(1, 2).reshape(batch, length, heads * width).transpose(1, 2)[:, :, None]  # (b h·e 1 n)
+    kernels = kernel.repeat_interleave(width, dim=0)[:, None, None, :]  # (h·e 1 1 k)
+    out = functional.conv2d(channels, kernels, padding=(0, kernel.shape[1] // 2), groups=heads * width)
+    return out[:, :, 0].transpose(1, 2).unflatten(2, (heads, width)).transpose(1, 2)
+
+
+def _kernel_gradient(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
+    """grad_kernel[h, j] = Σ grad[b, h, i] · value[b, h, i + j − k//2] over b, i and the head's width.
+
+    Over blocks of L rows: one product (L × everything) · (everything × L + k − 1) for each head holds all pairs of a
+    row and a row of its window; those with one distance j lie on one diagonal.
+    """
+    batch, heads, length, _ = value.shape
+    blocks = -(-length // BLOCK)
+    half, rest = kernel_size // 2, blocks * BLOCK - length
+    rows = functional.pad(grad, (0, 0, 0, rest)).unflatten(2, (blocks, BLOCK))  # (b h B L e)
+    windows = functional.pad(value, (0, 0, half, half + rest)).unfold(2, BLOCK + kernel_size - 1, BLOCK)  # (b h B e L+k-1)
+    pairs = rows.permute(1, 3, 0, 2, 4).reshape(heads, BLOCK, -1) @ windows.permute(1, 0, 2, 3, 4).reshape(
+        heads, -1, BLOCK + kernel_size - 1
+    )  # (h L L+k-1)
+    # Distance j of row i stands in column i + j. Rows that are one longer in the same flat memory move it to column j.
+    sheared = functional.pad(pairs.flatten(1), (0, BLOCK)).unflatten(1, (BLOCK, BLOCK + kernel_size))
+    return sheared[:, :, :kernel_size].sum(dim=1)

@@ -1,0 +1,119 @@
+"""Records: one JSON object a measurement, in `records.jsonl` of each job's folder. Reports read nothing else."""
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from nystromformer.version import __version__
+
+RECORDS = "records.jsonl"
+CONFIG = "config.json"
+REPORTED_VERSIONS = ("torch", "transformers", "datasets", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of this package and of those that shape a result, as far as they are installed."""
+    found = {"python": platform.python_version(), "nystromformer": __version__}
+    for name in REPORTED_VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, object]:
+    """What the measurement ran on."""
+    import torch
+
+    found: dict[str, object] = {
+        "system": platform.system(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+class Recorder:
+    """Appends records of one job to its folder; each line is written whole or not at all.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> Recorder(folder, job="bench", config={"length": 512}).record("time", 1.5, unit="ms")
+    >>> [(r["job"], r["metric"], r["value"], r["unit"]) for r in read_records(folder)]
+    [('bench', 'time', 1.5, 'ms')]
+    """
+
+    def __init__(self, folder: str | Path, *, job: str, config: dict[str, object], seed: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.common = {"job": job, "config": config, "seed": seed, "versions": versions(), "machine": machine()}
+
+    def record(self, metric: str, value: object, **details: object) -> None:
+        line = json.dumps({**self.common, "metric": metric, "value": value, **details}, ensure_ascii=False)
+        with open(self.folder / RECORDS, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+
+
+def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
+    """All records of some jobs' folders. A last line that a kill cut short is left out; other damage is an error."""
+    for folder in folders:
+        path = Path(folder) / RECORDS
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                if number == len(lines):  # no newline behind it: it was being written
+                    continue
+                raise ValueError(f"{path}, line {number}: not a JSON object; remove the line.") from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file aside and rename it, so that it is whole or absent."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_config(folder: str | Path, config: dict[str, object]) -> None:
+    write_text(Path(folder) / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def table_markdown(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table.
+
+    >>> print(table_markdown(["n", "time"], [[512, "1 ms"]]))
+    | n | time |
+    |---|---|
+    | 512 | 1 ms |
+    """
+    header = list(header)
+    lines = [header, ["---"] * len(header), *rows]
+    text = ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
+    text[1] = "|" + "---|" * len(header)
+    return "\n".join(text)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

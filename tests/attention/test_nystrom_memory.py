@@ -1,0 +1,67 @@
+"""No tensor of n×m or n×s elements is kept or made, forward or backward."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nystromformer import nystrom_attention
+
+BATCH, HEADS, LENGTH, WIDTH, LANDMARKS = 1, 2, 1024, 8, 64
+LIMIT = BATCH * HEADS * LENGTH * LANDMARKS  # what one n×m matrix for each head holds
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation gives back, counted by the memory that it owns."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+def inputs(e=WIDTH, s=LENGTH):
+    shapes = [(BATCH, HEADS, LENGTH, WIDTH), (BATCH, HEADS, s, WIDTH), (BATCH, HEADS, s, e)]
+    return [torch.randn(shape).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("landmarks", ["segment_means", "kmeans"])
+@pytest.mark.parametrize("e", [WIDTH, 2 * WIDTH, WIDTH // 2])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_nothing_of_n_by_m_elements_is_made_or_saved(landmarks, e, masked):
+    query, key, value = inputs(e)
+    kernel = torch.randn(HEADS, 33).requires_grad_()
+    mask = torch.arange(LENGTH)[None] < LENGTH - 100 if masked else None
+    saved = []
+
+    def keep(x):
+        saved.append(x.untyped_storage().nbytes() // x.element_size())
+        return x
+
+    with Largest() as largest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = nystrom_attention(query, key, value, LANDMARKS, mask, mask, kernel, landmarks=landmarks)
+        out.sum().backward()
+    assert saved
+    assert max(saved) < LIMIT
+    assert BATCH * HEADS * LENGTH * WIDTH <= largest.elements < LIMIT
+
+
+def test_cross_attention_makes_nothing_of_n_by_s_or_s_by_m_elements():
+    with Largest() as largest:
+        nystrom_attention(*inputs(s=2 * LENGTH), LANDMARKS).sum().backward()
+    assert largest.elements < 2 * LIMIT
+
+
+def test_this_test_sees_a_matrix_of_n_by_m_elements():
+    """The check can fail: the order of the paper's algorithm, with F as a matrix, is caught."""
+    query, _, _ = inputs()
+    with Largest() as largest:
+        torch.softmax(query @ torch.randn(BATCH, HEADS, WIDTH, LANDMARKS), dim=-1)
+    assert largest.elements >= LIMIT

@@ -1,0 +1,104 @@
+import math
+
+import oracles
+import pytest
+import torch
+
+from nystromformer.attention import exact_pinv, iterative_pinv, pinv_residual
+
+
+def softmax_matrices(*shape, spread=2.0, seed=0, dtype=torch.float64):
+    logits = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.softmax(spread * logits, dim=-1).to(dtype)
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 6, 12])
+def test_equals_the_papers_iteration_for_each_matrix(iterations):
+    A = softmax_matrices(2, 3, 8, 8)
+    Z = iterative_pinv(A, iterations)
+    for b in range(2):
+        for h in range(3):
+            torch.testing.assert_close(Z[b, h], oracles.newton_pinv(A[b, h], iterations))
+
+
+def test_converges_in_the_third_order():
+    """Lemma 1: ‖I − A Z‖ is cubed by each step, once small. The order is measured from successive errors."""
+    A = torch.eye(16, dtype=torch.float64) + 0.3 * softmax_matrices(16, 16)
+    eye = torch.eye(16, dtype=torch.float64)
+    errors = [torch.linalg.matrix_norm(eye - A @ iterative_pinv(A, i), ord=2).item() for i in range(1, 12)]
+    small = [e for e in errors if 1e-13 < e < 0.5]
+    orders = [math.log(after) / math.log(before) for before, after in zip(small, small[1:], strict=False)]
+    assert len(orders) >= 2
+    # ‖E'‖ = ‖E³ (3 + E)‖ / 4, so that log‖E'‖ / log‖E‖ comes down to 3 from above.
+    assert orders[-1] == pytest.approx(3, abs=0.15)
+    assert all(order > 2.9 for order in orders)
+
+
+def test_converges_to_the_exact_pseudoinverse_also_of_singular_and_rectangular_matrices():
+    generator = torch.Generator().manual_seed(0)
+    singular = torch.randn(5, 3, generator=generator, dtype=torch.float64) @ torch.randn(3, 7, generator=generator).double()
+    # Small singular values grow by 13/4 a step until the third order sets in; so does rounding where they are 0.
+    torch.testing.assert_close(iterative_pinv(singular, 14), exact_pinv(singular), rtol=1e-6, atol=1e-6)
+
+
+def test_a_zero_matrix_has_pseudoinverse_zero_and_finite_gradients():
+    A = torch.zeros(2, 4, 4, requires_grad=True)
+    Z = iterative_pinv(A)
+    assert (Z == 0).all()
+    Z.sum().backward()
+    assert A.grad.isfinite().all()
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours_unless_asked():
+    A = torch.cat([softmax_matrices(1, 8, 8, spread=5), softmax_matrices(3, 8, 8, spread=0.5)])
+    torch.testing.assert_close(iterative_pinv(A), torch.cat([iterative_pinv(a[None]) for a in A]))
+    alone = torch.cat([iterative_pinv(a[None], scaling="batch") for a in A])
+    assert (iterative_pinv(A, scaling="batch") - alone).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_and_autocast_compute_in_float32(dtype):
+    A = softmax_matrices(4, 32, 32, dtype=dtype)
+    expected = iterative_pinv(A.float())
+    assert expected.dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(iterative_pinv(A), expected)
+        torch.testing.assert_close(iterative_pinv(A.float()), expected)
+        assert exact_pinv(A).dtype == pinv_residual(A, expected).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("spread", [0.1, 1, 10, 1e4])
+def test_six_steps_stay_finite(spread, dtype):
+    assert iterative_pinv(softmax_matrices(4, 64, 64, spread=spread, dtype=dtype)).isfinite().all()
+
+
+def test_residual_is_the_relative_frobenius_error_of_each_matrix():
+    A = softmax_matrices(3, 8, 8)
+    Z = iterative_pinv(A)
+    expected = [((A[i] @ Z[i] @ A[i] - A[i]).norm() / A[i].norm()).item() for i in range(3)]
+    assert pinv_residual(A, Z).tolist() == pytest.approx(expected)
+    assert pinv_residual(A, exact_pinv(A)).max() < 1e-12
+    assert pinv_residual(A, torch.zeros_like(A)).tolist() == pytest.approx([1, 1, 1])
+    assert (pinv_residual(torch.zeros(2, 2), torch.zeros(2, 2)) == 0).all()
+
+
+def test_gradients_are_right():
+    # Rows of unequal sum: the norm of a softmax matrix is a maximum over ties, where no derivative exists.
+    A = (softmax_matrices(2, 5, 5) * torch.linspace(0.5, 1, 5)[:, None]).requires_grad_()
+    assert torch.autograd.gradcheck(iterative_pinv, A)
+    assert torch.autograd.gradgradcheck(lambda A: iterative_pinv(A, 2), A)
+    assert torch.autograd.gradcheck(lambda A: iterative_pinv(A, 3, "batch"), A)
+
+
+def test_bad_arguments_are_refused():
+    A = torch.eye(3)
+    with pytest.raises(ValueError, match="iterations=-1: must be at least 0"):
+        iterative_pinv(A, -1)
+    with pytest.raises(ValueError, match="scaling='rows': must be one of 'matrix', 'batch'"):
+        iterative_pinv(A, scaling="rows")
+    for function in (iterative_pinv, exact_pinv, lambda A: pinv_residual(A, A)):
+        with pytest.raises(ValueError, match=r"A has shape \(3\) and dtype torch.float32: must be"):
+            function(torch.ones(3))
+        with pytest.raises(ValueError, match="dtype torch.int64"):
+            function(torch.ones(3, 3, dtype=torch.long))

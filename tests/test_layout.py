@@ -1,0 +1,54 @@
+"""Imports go one way, and the core needs torch alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "nystromformer"
+ALLOWED = {
+    "attention": set(),
+    "models": {"attention"},
+    "integrations": {"attention", "models"},
+    "distributed": {"attention"},
+    "data": set(),
+    "training": {"attention", "models", "data", "records"},
+    "bench": {"attention", "records"},
+    "report": {"records"},
+}
+"""What each folder may import besides itself; jobs and the command line may import everything."""
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of the package that a file imports."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative imports hide the direction"
+            names = [node.module]
+        parts |= {name.split(".")[1] for name in names if name.startswith("nystromformer.")}
+    return parts
+
+
+@pytest.mark.parametrize("folder", [folder for folder in ALLOWED if (PACKAGE / folder).is_dir()])
+def test_imports_go_one_way(folder):
+    for path in (PACKAGE / folder).rglob("*.py"):
+        surplus = imported(path) - ALLOWED[folder] - {folder, "version"}
+        assert not surplus, f"{path.relative_to(PACKAGE)} imports {surplus}; allowed: {ALLOWED[folder]}"
+
+
+def test_every_folder_has_its_place():
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert folders <= ALLOWED.keys() | {"jobs"}
+
+
+def test_the_operation_needs_torch_only():
+    code = (
+        "import sys; import nystromformer; "
+        "print(sorted({'transformers', 'datasets', 'typer', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
