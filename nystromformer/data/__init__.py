@@ -1,0 +1,1 @@
+"""Data: readers and generators. Nothing here knows a model."""

@@ -1,0 +1,157 @@
+"""Pathfinder32: are the two marked ends of dashed contours connected?
+
+Folders have LRA's layout, `curv_contour_length_14/{imgs,metadata}`: pictures in `imgs/K/sample_I.png`, and for each K
+a text file `metadata/K.npy` of rows `imgs/K sample_I.png I LABEL …`. `generate` writes the same, with pictures of our
+own by the published parameters.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from nystromformer.data.lra.examples import Examples, Sequences, Splits
+from nystromformer.data.lra.folders import check_count, whole_folder
+from nystromformer.data.lra.parallel import in_order
+from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, random_picture
+from nystromformer.data.lra.pathfinder_drawing import contact_sheet, draw
+from nystromformer.data.lra.pictures import pixels_of
+from nystromformer.data.lra.tables import nearby
+
+SIZE = 32
+CLASSES = 2
+DIFFICULTY = "curv_contour_length_14"
+SPLIT = (0.8, 0.9)
+"""LRA trains on the first 80 %, and the next 10 % are for development."""
+BATCH = 1000
+"""Pictures of one folder `imgs/K`, as in the release."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathfinderSetOptions:
+    """The default number of pictures is LRA's."""
+
+    count: int = 200_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 20 or self.count % 2:
+            raise ValueError(f"count={self.count}: must be even, for balance, and at least 20; LRA has 200,000.")
+
+
+def picture_number(index: int, seed: int, options: PathfinderOptions) -> tuple[np.ndarray, bool]:
+    """Picture `index` of the endless sequence that belongs to a seed, with its label.
+
+    One of each two consecutive pictures is connected, which of them is chance: any part of the set is balanced.
+    """
+    first_is_connected = np.random.default_rng([seed, index // 2, 0]).random() < 0.5
+    connected = bool(first_is_connected) ^ bool(index % 2)
+    rng = np.random.default_rng([seed, index, 1])
+    return draw(random_picture(rng, connected, options), options), connected
+
+
+def generate(
+    out: Path,
+    options: PathfinderSetOptions,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a set into the folder `out`. The same seed gives the same pictures whatever the number of `workers`."""
+    shape = PathfinderOptions(size=SIZE)
+    folders = math.ceil(options.count / BATCH)
+    description = {
+        "task": "pathfinder",
+        "options": {**asdict(options), **asdict(shape)},
+        "examples": {"all": options.count},
+    }
+    with whole_folder(out, description) as folder:
+        (folder / DIFFICULTY / "metadata").mkdir(parents=True)
+        parts = [(number, range(number * BATCH, min((number + 1) * BATCH, options.count))) for number in range(folders)]
+        write = partial(write_batch, folder / DIFFICULTY, options.seed, shape)
+        made = 0
+        for written in in_order(write, parts, 1 if len(parts) == 1 else workers):
+            made += written
+            if progress:
+                progress(made, options.count)
+
+
+def write_batch(folder: Path, seed: int, options: PathfinderOptions, part: tuple[int, range]) -> int:
+    """The pictures and the metadata of one folder `imgs/K`; returns how many."""
+    from PIL import Image
+
+    number, indices = part
+    (folder / "imgs" / str(number)).mkdir(parents=True)
+    rows = []
+    for sample, index in enumerate(indices):
+        pixels, connected = picture_number(index, seed, options)
+        Image.fromarray(pixels).save(folder / "imgs" / str(number) / f"sample_{sample}.png")
+        rows.append(
+            f"imgs/{number} sample_{sample}.png {sample} {int(connected)} {options.continuity} "
+            f"{options.contour_length} {options.distractor_length} {options.num_distractors}\n"
+        )
+    (folder / "metadata" / f"{number}.npy").write_text("".join(rows))
+    return len(rows)
+
+
+def preview(path: Path, seed: int, columns: int = 8) -> None:
+    """A sheet of the first pictures of a seed: those on the left are connected, those on the right are not."""
+    from PIL import Image
+
+    pairs: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    for index in range(columns * columns):
+        pixels, connected = picture_number(index, seed, PathfinderOptions())
+        pairs[connected].append(pixels)
+    half = columns // 2
+    rows = [pairs[side][row * half : (row + 1) * half] for row in range(columns) for side in (True, False)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(contact_sheet([picture for row in rows for picture in row], columns)).save(path)
+
+
+def read(folder: Path, max_length: int) -> Splits:
+    """Read LRA's folder or ours: the one that holds `curv_contour_length_14`, or that one itself."""
+    root = folder
+    folder = folder / DIFFICULTY if (folder / DIFFICULTY).is_dir() else folder
+    metadata = sorted((folder / "metadata").glob("*.npy"), key=_number)
+    if not metadata:
+        raise ValueError(
+            f"{folder}: no metadata/*.npy; must hold LRA's {DIFFICULTY}/imgs and metadata, but "
+            f"{nearby(folder / 'metadata')}"
+        )
+    pictures, labels = [], []
+    for path in metadata:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            picture, label = _picture_and_label(folder, path, number, line.split())
+            pictures.append(pixels_of(picture, picture, SIZE).tobytes()[:max_length])
+            labels.append(label)
+    check_count(root, folder, "all", len(labels))
+    examples = Examples((Sequences.of(pictures),), np.array(labels, dtype=np.int64))
+    dev, test = (int(share * len(labels)) for share in SPLIT)
+    return Splits(
+        train=examples.choose(slice(None, dev)),
+        dev=examples.choose(slice(dev, test)),
+        test=examples.choose(slice(test, None)),
+    )
+
+
+def _picture_and_label(folder: Path, path: Path, number: int, fields: list[str]) -> tuple[Path, int]:
+    if len(fields) < 4:
+        raise ValueError(
+            f"{path}, line {number}: {len(fields)} fields; must be at least 4 (folder, file, number, label): the file "
+            f"was cut short, copy it again."
+        )
+    if fields[3] not in ("0", "1"):
+        raise ValueError(f"{path}, line {number}: label {fields[3]!r}; must be 0 or 1: mend or remove the line.")
+    picture = folder / fields[0] / fields[1]
+    if not picture.is_file():
+        raise ValueError(f"{picture}: no such file, but {path}, line {number}, names it; copy the pictures again.")
+    return picture, int(fields[3])
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.stem)
+    except ValueError as error:
+        raise ValueError(f"{path}: must be named by a number, as 0.npy; remove it.") from error
