@@ -17,6 +17,7 @@ setup: .venv/ready
 	touch $@
 
 demo: setup
+	rm -rf runs/demo
 	$(BIN)/nystromformer demo --out runs/demo
 
 test: setup

@@ -1,18 +1,40 @@
 """Nyströmformer: self-attention in linear time and memory, and the whole system of the AAAI 2021 paper around it."""
 
-from nystromformer.attention import (
-    NystromAttention,
-    build_attention,
-    nystrom_attention,
-    nystrom_attention_weights,
-)
+import importlib
 
 from nystromformer.version import __version__
 
-__all__ = [
-    "NystromAttention",
-    "__version__",
-    "build_attention",
-    "nystrom_attention",
-    "nystrom_attention_weights",
-]
+_HOMES = {
+    "nystromformer.attention": [
+        "NystromAttention",
+        "build_attention",
+        "nystrom_attention",
+        "nystrom_attention_weights",
+    ],
+    "nystromformer.models": [
+        "NystromformerConfig",
+        "NystromformerForMaskedLM",
+        "NystromformerForMultipleChoice",
+        "NystromformerForPreTraining",
+        "NystromformerForQuestionAnswering",
+        "NystromformerForSequenceClassification",
+        "NystromformerForTokenClassification",
+        "NystromformerModel",
+    ],
+    "nystromformer.integrations": ["register"],
+}
+"""Where each public name lives. It is imported when first used: the command line and the attentions stay light."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME_OF]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'nystromformer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,12 +3,16 @@
 import os
 import sys
 
-import click
 import typer
 
 from nystromformer.errors import UserError
+from nystromformer.jobs.bench import bench
+from nystromformer.jobs.convert import convert
 from nystromformer.jobs.demo import demo
 from nystromformer.version import __version__
+
+# Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
+UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
     name="nystromformer",
@@ -18,15 +22,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(convert)
+app.command()(bench)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def common(
-    version: bool = typer.Option(False, "--version", help="Show the version and leave.", is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Show the version and leave.", callback=_show_version),
 ) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+    pass
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,14 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         return app(arguments, standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return 2
-    except click.ClickException as error:
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            return 2
         return _refuse(error.format_message())
     except UserError as error:
         return _refuse(str(error))
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return 130
 

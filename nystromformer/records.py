@@ -62,6 +62,14 @@ class Recorder:
             file.flush()
 
 
+def new_job_folder(folder: str | Path) -> None:
+    """Make the folder of a new job; one that holds another job's records already is refused."""
+    folder = Path(folder)
+    if (folder / RECORDS).exists():
+        raise ValueError(f"--out {folder}: holds the records of a job already; give another folder or remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
     """All records of some jobs' folders. A last line that a kill cut short is left out; other damage is an error."""
     for folder in folders:

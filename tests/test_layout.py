@@ -15,8 +15,8 @@ ALLOWED = {
     "distributed": {"attention"},
     "data": set(),
     "training": {"attention", "models", "data", "records"},
-    "bench": {"attention", "records"},
-    "report": {"records"},
+    "bench": {"attention", "published", "records"},
+    "report": {"published", "records"},
 }
 """What each folder may import besides itself; jobs and the command line may import everything."""
 

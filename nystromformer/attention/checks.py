@@ -65,7 +65,7 @@ def check_query_key_value(query: Tensor, key: Tensor, value: Tensor | None = Non
             )
         if tensor.dtype not in FLOATING:
             raise TypeError(
-                f"{name} has dtype {tensor.dtype}: must be float16, bfloat16, float32 or float64; convert it with .to()."
+                f"{name} has dtype {tensor.dtype}: must be float16, bfloat16, float32 or float64; convert with .to()."
             )
         if tensor.shape[2] < 1 or tensor.shape[3] < 1:
             raise ValueError(f"{name} has shape {shape_of(tensor)}: length and head size must be at least 1.")

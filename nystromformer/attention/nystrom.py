@@ -286,7 +286,7 @@ def _softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
-    """`scaled_dot_product_attention`, kept on its fused kernels: those need equal widths, the fallback an n×m matrix."""
+    """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
     width, missing = value.shape[3], query.shape[3] - value.shape[3]
     if missing > 0:
         value = functional.pad(value, (0, missing))

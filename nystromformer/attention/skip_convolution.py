@@ -9,6 +9,7 @@ from torch.nn import functional
 from nystromformer.attention.checks import check_at_least, check_odd, shape_of
 
 BLOCK = 64
+BLOCKS_AT_ONCE = 64
 
 
 def skip_convolution(value: Tensor, weight: Tensor) -> Tensor:
@@ -92,17 +93,51 @@ def _depthwise(value: Tensor, kernel: Tensor) -> Tensor:
 def _kernel_gradient(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
     """grad_kernel[h, j] = Σ grad[b, h, i] · value[b, h, i + j − k//2] over b, i and the head's width.
 
-    Over blocks of L rows: one product (L × everything) · (everything × L + k − 1) for each head holds all pairs of a
-    row and a row of its window; those with one distance j lie on one diagonal.
+    Rows whose whole window lies inside the sequence are taken in blocks from where they are; the few others, at both
+    ends, are copied with the zeros that their windows reach into.
     """
-    batch, heads, length, _ = value.shape
-    blocks = -(-length // BLOCK)
-    half, rest = kernel_size // 2, blocks * BLOCK - length
-    rows = functional.pad(grad, (0, 0, 0, rest)).unflatten(2, (blocks, BLOCK))  # (b h B L e)
-    windows = functional.pad(value, (0, 0, half, half + rest)).unfold(2, BLOCK + kernel_size - 1, BLOCK)  # (b h B e L+k-1)
-    pairs = rows.permute(1, 3, 0, 2, 4).reshape(heads, BLOCK, -1) @ windows.permute(1, 0, 2, 3, 4).reshape(
-        heads, -1, BLOCK + kernel_size - 1
-    )  # (h L L+k-1)
+    length, half = value.shape[2], kernel_size // 2
+    inner = max(length - 2 * half, 0) // BLOCK * BLOCK
+    if inner == 0:
+        return _padded_kernel_gradient(grad, functional.pad(value, (0, 0, half, half)), kernel_size)
+    first = functional.pad(value[:, :, : 2 * half], (0, 0, half, 0))
+    last = functional.pad(value[:, :, inner:], (0, 0, 0, half))
+    return (
+        _padded_kernel_gradient(grad[:, :, :half], first, kernel_size)
+        + _blocks_kernel_gradient(grad[:, :, half : half + inner], value[:, :, : inner + 2 * half], kernel_size)
+        + _padded_kernel_gradient(grad[:, :, half + inner :], last, kernel_size)
+    )
+
+
+def _padded_kernel_gradient(rows: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
+    """As `_blocks_kernel_gradient` for any number of rows: zeros complete the last block."""
+    if rows.shape[2] == 0:  # a kernel of one tap has no rows whose window leaves the sequence
+        return rows.new_zeros(rows.shape[1], kernel_size)
+    missing = -rows.shape[2] % BLOCK
+    return _blocks_kernel_gradient(
+        functional.pad(rows, (0, 0, 0, missing)), functional.pad(windows, (0, 0, 0, missing)), kernel_size
+    )
+
+
+def _blocks_kernel_gradient(rows: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
+    """Σ rows[b, h, i] · windows[b, h, i + j] for (b, h, B·L, e) and (b, h, B·L + k − 1, e): (h, k).
+
+    A product (L × e) · (e × L + k − 1) for each block holds all pairs of a row and a row of its window; pairs with
+    one distance j lie on one diagonal. Some blocks of one head at a time, so that these products stay in the cache.
+    """
+    batch, heads, length, _ = rows.shape
+    rows = rows.unflatten(2, (length // BLOCK, BLOCK))  # (b h B L e)
+    windows = windows.unfold(2, BLOCK + kernel_size - 1, BLOCK)  # (b h B e L+k-1)
+    at_once = length // BLOCK if torch.compiler.is_compiling() else max(BLOCKS_AT_ONCE // batch, 1)
+    pairs = []
+    for head in range(heads):
+        sums = [
+            (some_rows @ some_windows).sum(dim=(0, 1))
+            for some_rows, some_windows in zip(
+                rows[:, head].split(at_once, dim=1), windows[:, head].split(at_once, dim=1), strict=True
+            )
+        ]
+        pairs.append(sum(sums))
     # Distance j of row i stands in column i + j. Rows that are one longer in the same flat memory move it to column j.
-    sheared = functional.pad(pairs.flatten(1), (0, BLOCK)).unflatten(1, (BLOCK, BLOCK + kernel_size))
-    return sheared[:, :, :kernel_size].sum(dim=1)
+    flat = functional.pad(torch.stack(pairs).flatten(1), (0, BLOCK))
+    return flat.unflatten(1, (BLOCK, BLOCK + kernel_size))[:, :, :kernel_size].sum(dim=1)

@@ -1,0 +1,1 @@
+"""Measuring attentions: interleaved times and peak memory, peers included."""

@@ -59,7 +59,9 @@ def test_kmeans_equals_lloyds_steps_on_valid_tokens(n, m):
 
 def test_kmeans_lowers_the_distance_to_the_nearest_landmark():
     tokens = torch.randn(1, 1, 300, 2, generator=torch.Generator().manual_seed(0))
-    spread = [torch.cdist(tokens, select(tokens, 10)).amin(-1).square().mean() for select in (segment_means, kmeans_landmarks)]
+    spread = [
+        torch.cdist(tokens, select(tokens, 10)).amin(-1).square().mean() for select in (segment_means, kmeans_landmarks)
+    ]
     assert spread[1] < 0.5 * spread[0]
 
 

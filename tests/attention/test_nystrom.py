@@ -28,7 +28,7 @@ def random_mask(b, n, seed=0, share=0.6):
 
 @st.composite
 def cases(draw_from):
-    integer = lambda low, high: draw_from(st.integers(low, high))  # noqa: E731
+    integer = lambda low, high: draw_from(st.integers(low, high))
     b, h, n, m = integer(1, 3), integer(1, 3), integer(1, 30), integer(1, 35)
     s = n if draw_from(st.booleans()) else integer(1, 30)
     masks = draw_from(st.sampled_from(["none", "key", "query", "both", "same"])) if n == s else "none"
@@ -168,7 +168,7 @@ def test_batch_scaling_is_what_published_code_does_and_depends_on_the_batch():
 def test_options_change_the_approximation_and_stay_close_to_it(options):
     query, key, value = qkv(n=256, d=8, spread=0.5)
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    error = lambda out: ((out - exact).norm() / exact.norm()).item()  # noqa: E731
+    error = lambda out: ((out - exact).norm() / exact.norm()).item()
     plain, other = nystrom_attention(query, key, value, 32), nystrom_attention(query, key, value, 32, **options)
     assert not torch.equal(plain, other)
     assert error(other) < 1.0

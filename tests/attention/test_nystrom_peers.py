@@ -42,7 +42,7 @@ def test_layer_equals_nystrom_attention_for_one_unpadded_example_and_head():
 
 def test_operation_equals_nystrom_attention_with_batch_scaling():
     peer, x = peer_layer(), torch.randn(3, 64, 32, dtype=torch.float64)
-    split = lambda y: y.view(3, 64, 2, 16).transpose(1, 2)  # noqa: E731
+    split = lambda y: y.view(3, 64, 2, 16).transpose(1, 2)
     query, key, value = (split(y) for y in peer.to_qkv(x).chunk(3, dim=-1))
     ours = nystrom_attention(query, key, value, 8, conv_weight=peer.res_conv.weight, pinv_scaling="batch")
     torch.testing.assert_close(peer.to_out(ours.transpose(1, 2).flatten(2)), peer(x), rtol=1e-8, atol=1e-9)
@@ -51,7 +51,7 @@ def test_operation_equals_nystrom_attention_with_batch_scaling():
 def test_batch_neighbours_change_the_peer_and_not_us():
     peer = peer_layer()
     layer, x = same_weights(peer), 3 * torch.randn(3, 64, 32, dtype=torch.float64)
-    one_by_one = lambda module: torch.cat([module(example[None]) for example in x])  # noqa: E731
+    one_by_one = lambda module: torch.cat([module(example[None]) for example in x])
     assert (peer(x) - one_by_one(peer)).abs().max() > 1e-6
     torch.testing.assert_close(layer(x), one_by_one(layer), rtol=0, atol=1e-9)
 
@@ -59,7 +59,7 @@ def test_batch_neighbours_change_the_peer_and_not_us():
 def test_short_input_is_exact_here_and_not_in_the_peer():
     peer = peer_layer(m=16)
     layer, x = same_weights(peer, m=16), torch.randn(1, 10, 32, dtype=torch.float64)
-    split = lambda y: y.view(1, 10, 2, 16).transpose(1, 2)  # noqa: E731
+    split = lambda y: y.view(1, 10, 2, 16).transpose(1, 2)
     query, key, value = (split(y) for y in peer.to_qkv(x).chunk(3, dim=-1))
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value) + peer.res_conv(value)
     exact = peer.to_out(exact.transpose(1, 2).flatten(2))
@@ -75,7 +75,7 @@ def test_operation_equals_transformers_with_batch_scaling(n, m):
     )
     peer = NystromformerSelfAttention(config).double().eval()
     x = torch.randn(2, n, 32, dtype=torch.float64, requires_grad=True)
-    split = lambda y: y.view(2, n, 2, 16).transpose(1, 2)  # noqa: E731
+    split = lambda y: y.view(2, n, 2, 16).transpose(1, 2)
     query, key, value = (split(linear(x)) for linear in (peer.query, peer.key, peer.value))
     ours = nystrom_attention(query, key, value, m, conv_weight=peer.conv.weight, pinv_scaling="batch")
     theirs = peer(x)[0]

@@ -77,7 +77,7 @@ def test_exports_cross_attention():
 def test_vmap_equals_a_loop(n):
     stacked = [torch.stack([x, 2 * x]) for x in tensors(n=n, dtype=torch.float64)]
     kernels, mask = torch.randn(2, 2, 5, dtype=torch.float64), some_mask(2, 50)[:, -n:]
-    run = lambda q, k, v, w: nystrom_attention(q, k, v, 16, mask, mask, w)  # noqa: E731
+    run = lambda q, k, v, w: nystrom_attention(q, k, v, 16, mask, mask, w)
     mapped = torch.func.vmap(run)(*stacked, kernels)
     looped = torch.stack([run(*(x[i] for x in stacked), kernels[i]) for i in range(2)])
     torch.testing.assert_close(mapped, looped)

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import oracles
@@ -27,7 +28,7 @@ def test_converges_in_the_third_order():
     eye = torch.eye(16, dtype=torch.float64)
     errors = [torch.linalg.matrix_norm(eye - A @ iterative_pinv(A, i), ord=2).item() for i in range(1, 12)]
     small = [e for e in errors if 1e-13 < e < 0.5]
-    orders = [math.log(after) / math.log(before) for before, after in zip(small, small[1:], strict=False)]
+    orders = [math.log(after) / math.log(before) for before, after in itertools.pairwise(small)]
     assert len(orders) >= 2
     # ‖E'‖ = ‖E³ (3 + E)‖ / 4, so that log‖E'‖ / log‖E‖ comes down to 3 from above.
     assert orders[-1] == pytest.approx(3, abs=0.15)
@@ -36,7 +37,9 @@ def test_converges_in_the_third_order():
 
 def test_converges_to_the_exact_pseudoinverse_also_of_singular_and_rectangular_matrices():
     generator = torch.Generator().manual_seed(0)
-    singular = torch.randn(5, 3, generator=generator, dtype=torch.float64) @ torch.randn(3, 7, generator=generator).double()
+    singular = (
+        torch.randn(5, 3, generator=generator, dtype=torch.float64) @ torch.randn(3, 7, generator=generator).double()
+    )
     # Small singular values grow by 13/4 a step until the third order sets in; so does rounding where they are 0.
     torch.testing.assert_close(iterative_pinv(singular, 14), exact_pinv(singular), rtol=1e-6, atol=1e-6)
 

@@ -1,0 +1,226 @@
+"""What is measured: one attention on one input, as a function to call again and again."""
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nystromformer.attention import ATTENTIONS, build_attention
+from nystromformer.attention.checks import check_at_least, check_choice
+from nystromformer.attention.registry import parse_attention_name
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+PEERS = {"nystrom-attention": "nystrom_attention", "transformers": "transformers"}
+"""Other packages' Nyström attention, and the module that must be installed for each."""
+PEER_LANDMARKS = 64
+DENSE = "dense"
+"""Softmax attention with its n×n matrix in memory, which is what the paper's table compares with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell of the table."""
+
+    attention: str
+    length: int
+    batch: int = 1
+    heads: int = 12
+    head_dim: int = 64
+    backward: bool = False
+    masked: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("length", "batch", "heads", "head_dim"):
+            check_at_least(name, getattr(self, name), 1)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_device(self.device)
+        check_attention_names([self.attention])
+        if self.masked and (self.attention in PEERS or self.attention == DENSE):
+            raise ValueError(f"attention {self.attention!r}: masks are measured for our own attentions only.")
+
+    @property
+    def details(self) -> dict[str, object]:
+        """What a record says of this case."""
+        return {name: value for name, value in asdict(self).items() if name != "seed"}
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        available = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r}: must be one of {', '.join(available)} here ({reason}).") from None
+
+
+def check_attention_names(names: Iterable[str]) -> None:
+    """Each must be an attention of `build_attention`, "dense", or a peer."""
+    for name in names:
+        if name not in PEERS and name != DENSE:
+            parse_attention_name(name)
+
+
+def available_peers() -> dict[str, str]:
+    """Each peer, with the reason why it can't be measured, or an empty text."""
+    reasons = {}
+    for peer, module in PEERS.items():
+        missing = importlib.util.find_spec(module) is None
+        reasons[peer] = f"not installed; pip install {peer}" if missing else ""
+    return reasons
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values in the (b, n, h·d) layout that projections produce, and what flows back."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    upstream: Tensor | None
+    mask: Tensor | None
+
+
+def make_inputs(case: Case) -> Inputs:
+    generator = torch.Generator().manual_seed(case.seed)
+    shape = (case.batch, case.length, case.heads * case.head_dim)
+
+    def draw() -> Tensor:
+        x = torch.empty(shape, dtype=DTYPES[case.dtype]).normal_(generator=generator)
+        return x.to(case.device)
+
+    query, key, value = (draw().requires_grad_(case.backward) for _ in range(3))
+    mask = None
+    if case.masked:  # an eighth of each example is padding
+        valid = case.length - case.length // 8
+        mask = (torch.arange(case.length) < valid).expand(case.batch, -1).contiguous().to(case.device)
+    return Inputs(query, key, value, draw() if case.backward else None, mask)
+
+
+def prepare(case: Case, inputs: Inputs | None = None) -> Callable[[], None]:
+    """A function that runs the case once: forward, and backward to the inputs and parameters where asked."""
+    inputs = make_inputs(case) if inputs is None else inputs
+    torch.manual_seed(case.seed)
+    forward, parameters = _forward(case, inputs)
+    leaves = [inputs.query, inputs.key, inputs.value, *parameters]
+
+    def run() -> None:
+        if case.backward:
+            out = forward()
+            torch.autograd.grad(out, leaves, inputs.upstream, allow_unused=True)
+        else:
+            with torch.no_grad():
+                forward()
+        if case.device.startswith("cuda"):
+            torch.cuda.synchronize(case.device)
+
+    return run
+
+
+def _forward(case: Case, inputs: Inputs) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
+    if case.attention == "transformers":
+        module = _transformers_operation(case, inputs)
+        call = lambda: module(inputs.query)[0]
+    elif case.attention == "nystrom-attention":
+        module = _nystrom_attention_operation(case, inputs)
+        call = lambda: module(inputs.query)
+    else:
+        module = (
+            _Dense()
+            if case.attention == DENSE
+            else build_attention(case.attention, num_heads=case.heads, head_dim=case.head_dim, max_length=case.length)
+        )
+        split = lambda x: x.unflatten(2, (case.heads, case.head_dim)).transpose(1, 2)
+
+        def call() -> Tensor:
+            out = module(split(inputs.query), split(inputs.key), split(inputs.value), inputs.mask)
+            return out.transpose(1, 2).flatten(2)  # a view where the result has the projections' layout already
+
+    module.to(device=case.device, dtype=DTYPES[case.dtype])
+    return call, [p for p in module.parameters() if p.requires_grad]
+
+
+class _Dense(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: None = None) -> Tensor:
+        return torch.softmax(query * query.shape[3] ** -0.5 @ key.mT, dim=-1) @ value
+
+
+class _Given(nn.Module):
+    """Stands in for a projection, so that a peer's own code runs on given queries, keys and values."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.tensors[0] if len(self.tensors) == 1 else torch.cat(self.tensors, dim=-1)
+
+
+def _transformers_operation(case: Case, inputs: Inputs) -> nn.Module:
+    from transformers import NystromformerConfig
+    from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+    _check_divisible(case)
+    config = NystromformerConfig(
+        hidden_size=case.heads * case.head_dim,
+        num_attention_heads=case.heads,
+        num_landmarks=PEER_LANDMARKS,
+        segment_means_seq_len=case.length,
+        conv_kernel_size=33,
+        attention_probs_dropout_prob=0.0,
+    )
+    module = NystromformerSelfAttention(config).eval()
+    module.query, module.key, module.value = _Given(inputs.query), _Given(inputs.key), _Given(inputs.value)
+    return module
+
+
+def _nystrom_attention_operation(case: Case, inputs: Inputs) -> nn.Module:
+    from nystrom_attention import NystromAttention
+
+    _check_divisible(case)
+    width = case.heads * case.head_dim
+    module = NystromAttention(
+        width, dim_head=case.head_dim, heads=case.heads, num_landmarks=PEER_LANDMARKS, residual_conv_kernel=33
+    ).eval()
+    # Its projection makes queries, keys and values as one tensor, which it then reads in three parts.
+    joined = torch.cat([inputs.query, inputs.key, inputs.value], dim=-1) if not case.backward else None
+    module.to_qkv = _Given(inputs.query, inputs.key, inputs.value) if joined is None else _Given(joined)
+    module.to_out = nn.Identity()
+    return module
+
+
+def _check_divisible(case: Case) -> None:
+    if case.length % PEER_LANDMARKS:
+        raise ValueError(f"length {case.length}: {case.attention} needs a multiple of {PEER_LANDMARKS}.")
+
+
+def default_attentions() -> list[str]:
+    """The rows of the paper's table, and the other attentions of its comparison."""
+    rows = [DENSE, "standard", "linformer-256", "longformer-257", "nystrom-64", "nystrom-32"]
+    others = ["performer-256", "reformer-2", "linear", "nystrom-local"]
+    return rows + [name for name in others if name.rsplit("-", 1)[0] in ATTENTIONS or name in ATTENTIONS]
+
+
+def parse_list(text: str, option: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise ValueError(f"{option} {text!r}: must name at least one, separated by commas.")
+    return items
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Lengths such as "512,1024", in order and once each.
+
+    >>> parse_lengths("1024,512,512")
+    [512, 1024]
+    """
+    lengths = set()
+    for item in parse_list(text, "--lengths"):
+        if not item.isdecimal() or int(item) < 1:
+            raise ValueError(f"--lengths {text!r}: {item!r} must be a whole number of at least 1, as 512,1024.")
+        lengths.add(int(item))
+    return sorted(lengths)

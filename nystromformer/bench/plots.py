@@ -1,0 +1,60 @@
+"""Time and memory against length, both axes logarithmic, as PNG and SVG."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from nystromformer.bench.table import LIMIT, Cell, Cells, columns
+
+OURS = ("nystrom-64", "nystrom-32", "nystrom", "nystrom-local")
+
+
+def draw_plots(table: Cells, folder: Path) -> list[Path]:
+    """Write `time.{png,svg}` and `memory.{png,svg}`; returns their paths."""
+    return [
+        path
+        for name, label, value in (
+            ("time", "time of one call (ms)", lambda cell: None if cell.seconds is None else cell.seconds * 1e3),
+            ("memory", "peak memory of one call (MB)", lambda cell: None if cell.bytes is None else cell.bytes / 1e6),
+        )
+        for path in _draw(table, folder / name, label, value)
+    ]
+
+
+def _draw(table: Cells, path: Path, label: str, value) -> list[Path]:
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.8), layout="constrained")
+    lengths = columns(table)
+    for index, (name, by_length) in enumerate(table.items()):
+        points = [(n, value(by_length.get(n, Cell()))) for n in lengths]
+        points = [(n, y) for n, y in points if y]
+        if not points:
+            continue
+        ours = name in OURS
+        axes.plot(
+            *zip(*points, strict=True),
+            label=name,
+            color=f"C{index % 10}",
+            marker="o" if ours else ".",
+            linewidth=2.4 if ours else 1.2,
+            linestyle=":" if name == LIMIT else "-",
+            zorder=3 if ours else 2,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=0 if len(lengths) < 8 else 45)
+    axes.yaxis.set_major_locator(LogLocator(base=10))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+    axes.set_xlabel("sequence length n")
+    axes.set_ylabel(label)
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for each in paths:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(each, dpi=150)
+    pyplot.close(figure)
+    return paths

@@ -1,0 +1,155 @@
+"""The whole table: memory of each cell in a process of its own, then the times of each length interleaved."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from nystromformer.attention.registry import parse_attention_name
+from nystromformer.bench.cases import DENSE, DTYPES, PEERS, Case, make_inputs, prepare
+from nystromformer.bench.memory import MEASURED, Memory, is_out_of_memory, measure_memory
+from nystromformer.bench.timing import Times, interleaved_times
+from nystromformer.records import Recorder
+
+PROBE_LENGTH = 1024
+"""Cells longer than four times this are first predicted from a run at this length."""
+GEMM_SIZE = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What to measure; every attention at every length."""
+
+    lengths: list[int]
+    attentions: list[str]
+    batch: int = 1
+    heads: int = 12
+    head_dim: int = 64
+    backward: bool = False
+    masked: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    budget: float = 15.0
+    """Seconds of timing for each length, all attentions together; each gets at least three repeats."""
+    cell_limit: float = 60.0
+    """A cell whose one call would take longer than this many seconds is skipped."""
+
+    def case(self, attention: str, length: int) -> Case:
+        shared = ("batch", "heads", "head_dim", "backward", "masked", "dtype", "device", "seed")
+        return Case(attention=attention, length=length, **{name: getattr(self, name) for name in shared})
+
+    def cases(self) -> list[Case]:
+        """All cells; raises ValueError for what can't be measured at all."""
+        return [self.case(attention, length) for length in self.lengths for attention in self.attentions]
+
+
+def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], None] = lambda label: None) -> None:
+    """Measure and record all cells. `step` is called before each of them, with what comes next."""
+    options.cases()
+    seen: dict[str, tuple[int, Memory]] = {}  # by attention: the longest measured so far
+    for length in options.lengths:
+        alive = []
+        for attention in options.attentions:
+            case = options.case(attention, length)
+            step(f"{attention}, n = {length:,}: memory")
+            reason = reason_to_skip(case, seen, options)
+            measured = Memory(None, None, reason) if reason else measure_memory(case, timeout=5 * options.cell_limit)
+            recorder.record(
+                "peak_memory",
+                measured.bytes,
+                unit="bytes",
+                skipped=reason,
+                failure=measured.failure,
+                measured=MEASURED[case.device.split(":")[0]],
+                **case.details,
+            )
+            if not measured.failure:
+                seen[attention] = (length, measured)
+                alive.append(case)
+        step(f"n = {length:,}: times")
+        for name, times in time_cases(alive, options.budget).items():
+            recorder.record(
+                "time",
+                times.median,
+                unit="s",
+                minimum=times.minimum,
+                repeats=len(times.seconds),
+                **(options.case(name, length).details if name != "gemm" else {"attention": "gemm", "length": length}),
+                **({"flops": 2 * GEMM_SIZE**3} if name == "gemm" else {}),
+            )
+
+
+def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
+    """Interleaved times of cases of one length, and of a large matrix product that shows the machine's speed."""
+    if not cases:
+        return {}
+    inputs = make_inputs(cases[0])
+    runs = {}
+    for case in cases:
+        try:
+            run = prepare(case, inputs)
+            run()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            continue  # its record of memory tells
+        runs[case.attention] = run
+    matrix = torch.randn(GEMM_SIZE, GEMM_SIZE, device=cases[0].device, dtype=DTYPES[cases[0].dtype])
+
+    def gemm() -> None:
+        matrix @ matrix
+        if matrix.is_cuda:
+            torch.cuda.synchronize()
+
+    return interleaved_times({**runs, "gemm": gemm}, budget=budget)
+
+
+def reason_to_skip(case: Case, seen: dict[str, tuple[int, Memory]], options: BenchOptions) -> str:
+    """Why a cell would take too long or too much memory, as far as can be told beforehand; else nothing."""
+    if case.attention in PEERS and case.length % 64:
+        return "needs a length divisible by its 64 landmarks"
+    available = available_bytes(case.device)
+    inputs = (4 if case.backward else 3) * case.batch * case.length * case.heads * case.head_dim
+    inputs *= torch.finfo(DTYPES[case.dtype]).bits // 8
+    if case.attention not in seen and case.length > 4 * PROBE_LENGTH:
+        probe = measure_memory(replace(case, length=PROBE_LENGTH))
+        if not probe.failure:
+            seen[case.attention] = (PROBE_LENGTH, probe)
+    length, before = seen.get(case.attention, (case.length, Memory(0, 0.0)))
+    growth = case.length / length
+    quadratic = case.attention == DENSE or (case.attention not in PEERS and not is_linear(case.attention))
+    seconds = before.seconds * growth ** (2 if quadratic else 1)
+    needed = inputs + before.bytes * growth ** (2 if case.attention == DENSE else 1)
+    if needed > available:
+        return f"would need about {needed / 2**30:.0f} GiB of {available / 2**30:.0f}"
+    if seconds > options.cell_limit:
+        return f"would take about {seconds:.0f} s a call"
+    return ""
+
+
+def is_linear(attention: str) -> bool:
+    return parse_attention_name(attention)[0].linear
+
+
+def available_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+    except (ValueError, OSError):
+        return 2**62  # unknown: then running out is found out by running
+
+
+def _reclaimable() -> int:
+    """Bytes of file cache, which the system gives up on demand."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Cached:")), 0)
+    except OSError:
+        return 0
+
+
+def options_as_config(options: BenchOptions) -> dict[str, object]:
+    return asdict(options)

@@ -1,0 +1,10 @@
+"""Numbers that the paper publishes, as data, so that reports can put ours beside them."""
+
+EFFICIENCY: dict[str, dict[int, tuple[float, float]]] = {
+    "standard": {512: (54, 0.8), 1024: (186, 2.4), 2048: (685, 10.0), 4096: (2620, 32.9), 8192: (10233, 155.4)},
+    "linformer-256": {512: (41, 0.7), 1024: (81, 1.3), 2048: (165, 2.7), 4096: (366, 5.3), 8192: (635, 11.3)},
+    "longformer-257": {512: (32.2, 2.4), 1024: (65, 4.6), 2048: (130, 9.2), 4096: (263, 18.5), 8192: (455, 36.2)},
+    "nystrom-64": {512: (35, 0.7), 1024: (63, 1.3), 2048: (118, 2.7), 4096: (229, 5.9), 8192: (450, 12.3)},
+    "nystrom-32": {512: (26, 0.6), 1024: (49, 1.2), 2048: (96, 2.6), 4096: (193, 5.6), 8192: (383, 11.5)},
+}
+"""Table 1: memory in MB and time in ms of one input through self-attention, by attention and length."""

@@ -1,0 +1,34 @@
+import json
+
+import pytest
+
+from nystromformer.records import Recorder, read_records, write_text
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out_and_other_damage_named(tmp_path):
+    Recorder(tmp_path, job="a", config={}).record("x", 1)
+    path = tmp_path / "records.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + whole[:20])
+    assert [r["value"] for r in read_records(tmp_path)] == [1]
+    path.write_text(whole[:20] + "\n" + whole)
+    with pytest.raises(ValueError, match="line 1: not a JSON object; remove the line"):
+        list(read_records(tmp_path))
+
+
+def test_records_say_what_made_them(tmp_path):
+    Recorder(tmp_path, job="a", config={"b": 1}, seed=3).record("x", 1.5, unit="s")
+    (record,) = read_records(tmp_path)
+    assert record["seed"] == 3
+    assert record["config"] == {"b": 1}
+    assert record["versions"]["torch"]
+    assert record["machine"]["cores"] >= 1
+
+
+def test_a_file_is_whole_or_absent(tmp_path):
+    path = tmp_path / "folder" / "file.json"
+    write_text(path, json.dumps([1]))
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "\ud800")
+    assert json.loads(path.read_text()) == [1]
+    assert [each.name for each in path.parent.iterdir()] == ["file.json"]
