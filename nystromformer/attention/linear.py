@@ -5,6 +5,7 @@ from torch import Tensor
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.masks import zero_padding
+from nystromformer.attention.pseudoinverse import full_precision
 
 SMALLEST_NORMALISER = 1e-12
 """Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""
@@ -28,7 +29,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     """
     # sums over the whole sequence: half precision would lose all but the first few hundred tokens
     dtype = torch.promote_types(value.dtype, torch.float32)
-    with torch.autocast(value.device.type, enabled=False):
+    with full_precision(value):
         q = elu_plus_one(zero_padding(query, mask).to(dtype))  # (b h n d)
         # phi(0) = 1, so padding has to be removed after the feature map
         k = zero_padding(elu_plus_one(zero_padding(key, mask).to(dtype)), mask)  # (b h n d)

@@ -19,7 +19,8 @@ def project_sequence(x: Tensor, projection: Tensor) -> Tensor:
     """
     projection = projection[..., : x.shape[2], :].to(x.dtype)  # (n k) or (h n k)
     # einsum folds the batch into one matrix product; matmul would copy the projection for each example
-    return torch.einsum("bhnd,nk->bhkd" if projection.dim() == 2 else "bhnd,hnk->bhkd", x, projection)
+    projected = torch.einsum("bhnd,nk->bhkd" if projection.dim() == 2 else "bhnd,hnk->bhkd", x, projection)
+    return projected.contiguous()  # else scaled_dot_product_attention leaves its fused path, which keeps no (n, k)
 
 
 def linformer_attention(

@@ -1,4 +1,4 @@
-"""Longformer: each token attends to a window around it, and a few global tokens to everything (Beltagy et al., 2020)."""
+"""Longformer: each token attends to a window around it, a few global ones to everything (Beltagy et al., 2020)."""
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from nystromformer.attention.masks import attendable, zero_padding
 
 SMALLEST_BLOCK = 64
 """Queries that share one call: fewer would cost more in calls than they save in work."""
+PADDING_LOGIT = -3e4
+"""Added to the logit of a masked key: finite, so that a masked query among masked keys has a softmax too, and within
+float16, which autocast may choose. No weight beside a real token, which always sees itself."""
 
 
 class Windows(Function):
@@ -32,48 +35,37 @@ class Windows(Function):
         return total, None
 
 
-def block_mask(
-    queries: tuple[int, int], keys: tuple[int, int], radius: int, num_global: int, mask: Tensor | None, device
-) -> Tensor:
-    """Which keys each query of a block sees: (q, g + k), or (b, 1, q, g + k) with a mask. Global keys come first.
-
-    >>> block_mask((2, 4), (1, 5), radius=1, num_global=1, mask=None, device="cpu").int()
-    tensor([[1, 1, 1, 1, 0],
-            [1, 0, 1, 1, 1]], dtype=torch.int32)
-    """
-    query_index = torch.arange(*queries, device=device).unsqueeze(1)  # (q 1)
-    key_index = torch.arange(*keys, device=device)  # (k)
-    near = functional.pad((query_index - key_index).abs() <= radius, (num_global, 0), value=True)  # (q g+k)
-    if mask is None:
-        return near
-    valid = torch.cat((mask[:, :num_global], mask[:, slice(*keys)]), dim=1)[:, None, None, :]  # (b 1 1 g+k)
-    # a masked query keeps itself, so that its softmax is not over nothing; its row is set to 0 at the end
-    itself = functional.pad(query_index == key_index, (num_global, 0), value=False)
-    return near & (valid | itself)
-
-
 def window_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, radius: int, first: int) -> Tensor:
     """Attention of the tokens from `first` on to those at most `radius` away and to the global ones before `first`.
 
-    One softmax over both. The queries go in blocks, each with the one window of keys that covers it, so that nothing
-    larger than (block, block + 2 radius) is made.
+    One softmax goes over both. The queries go in blocks, each with the one window of keys that covers it, so that no
+    scores beyond (block, block + 2 radius) are made at a time, and the fused kernel keeps none of them.
     """
-    length = query.shape[2]
+    length, device = query.shape[2], query.device
     block = max(SMALLEST_BLOCK, radius // 2)
-    starts = range(first, length, block)
-    queries = [(start, min(start + block, length)) for start in starts]
+    queries = [(start, min(start + block, length)) for start in range(first, length, block)]
     keys = [(max(start - radius, first), min(stop + radius, length)) for start, stop in queries]
+    # for a block that starts at 0 and keys from -radius on; every block uses a part of it
+    query_place, key_place = (torch.arange(size, device=device) for size in (block, block + 2 * radius))
+    near = (query_place.unsqueeze(1) + radius - key_place).abs() <= radius
+    band = torch.where(near, 0.0, -torch.inf).to(query.dtype)  # (block, block + 2 radius)
+    if mask is not None:
+        penalty = torch.where(mask, 0.0, PADDING_LOGIT).to(query.dtype)[:, None, None]  # (b 1 1 n)
     global_key, global_value = key[:, :, :first], value[:, :, :first]  # (b h g d)
     outs = []
-    parts = zip(
-        queries, keys, query[:, :, first:].split(block, dim=2), Windows.apply(key, keys), Windows.apply(value, keys),
-        strict=True,
-    )  # fmt: skip
-    for query_range, key_range, q, k, v in parts:
+    blocks = query[:, :, first:].split(block, dim=2)
+    windows = (Windows.apply(key, keys), Windows.apply(value, keys))
+    for (start, stop), (left, right), q, k, v in zip(queries, keys, blocks, *windows, strict=True):
+        offset = left - (start - radius)
+        bias = band[: stop - start, offset : offset + right - left]  # (q k)
+        if mask is not None:
+            bias = bias + penalty[..., left:right]  # (b 1 q k)
         if first:
             k, v = torch.cat((global_key, k), dim=2), torch.cat((global_value, v), dim=2)  # (b h g+k d)
-        seen = block_mask(query_range, key_range, radius, first, mask, query.device)
-        outs.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+            bias = functional.pad(bias, (first, 0))
+            if mask is not None:
+                bias[..., :first] = penalty[..., :first]
+        outs.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias))
     return torch.cat(outs, dim=2)
 
 

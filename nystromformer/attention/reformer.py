@@ -7,6 +7,7 @@ from torch.nn import functional
 from nystromformer.attention.base import Attention
 from nystromformer.attention.checks import check_at_least
 from nystromformer.attention.masks import zero_padding
+from nystromformer.attention.pseudoinverse import full_precision
 
 NUM_DIRECTIONS = 64
 """Random directions of a hash: 128 buckets by one hash, up to 4096 by two of half the directions each. A fixed number,
@@ -26,67 +27,89 @@ def hash_factors(counts: Tensor, bucket_size: int) -> tuple[Tensor, Tensor]:
     """
     wanted = 2 * (counts // bucket_size)
     bits = (torch.frexp(wanted.double()).exponent.long() - 1).clamp(0, MAX_BUCKET_BITS)  # ⌊log₂⌋
-    one_hash = 2**bits <= 2 * NUM_DIRECTIONS
-    first = torch.where(one_hash, bits, bits // 2)
+    first = torch.where(2**bits <= 2 * NUM_DIRECTIONS, bits, bits // 2)
     return 2**first, 2 ** (bits - first)
 
 
 def angular_hash(rotated: Tensor, start: Tensor, buckets: Tensor) -> Tensor:
-    """The nearest of `buckets` directions ±r: `rotated` (b, h, n, r, directions), of which buckets / 2 from `start`."""
+    """The nearest of `buckets` directions ±r: the buckets / 2 from `start` on of `rotated` (b, h, n, directions)."""
     direction = torch.arange(rotated.shape[-1], device=rotated.device)
     start, stop = (x.view(-1, 1, 1, 1) for x in (start, start + buckets // 2))
-    used = (direction >= start.unsqueeze(-1)) & (direction < stop.unsqueeze(-1))
-    nearest = (rotated.abs() * used).argmax(dim=-1)  # (b h n r)
-    negative = rotated.gather(-1, nearest.unsqueeze(-1)).squeeze(-1) < 0
-    bucket = nearest - start + negative * (stop - start)
-    return bucket.clamp(min=0) * (stop > start)
+    used = (direction >= start) & (direction < stop)  # (b 1 1 directions)
+    nearest = (rotated.abs() * used).argmax(dim=-1, keepdim=True)  # (b h n 1)
+    negative = rotated.gather(-1, nearest) < 0
+    bucket = (nearest - start).clamp(min=0) + negative * (stop - start)
+    return (bucket * (stop > start)).squeeze(-1)
 
 
 @torch.no_grad()
-def hash_order(query: Tensor, rotations: Tensor, mask: Tensor, counts: Tensor, bucket_size: int) -> Tensor:
-    """The tokens of each example sorted by bucket, then by position, padding last: indices (b, h, r, n)."""
-    rotated = (query @ rotations.flatten(2)).unflatten(-1, rotations.shape[2:])  # (b h n r directions)
+def hash_order(query: Tensor, directions: Tensor, mask: Tensor, counts: Tensor, bucket_size: int) -> Tensor:
+    """The tokens of each example sorted by bucket, then by position, padding last: indices (b, h, n)."""
+    rotated = query @ directions  # (b h n directions)
     first, second = hash_factors(counts, bucket_size)
-    bucket = angular_hash(rotated, torch.zeros_like(first), first)  # (b h n r)
-    if 2 * (query.shape[2] // bucket_size) > 2 * NUM_DIRECTIONS:
-        bucket += first.view(-1, 1, 1, 1) * angular_hash(rotated, first // 2, second)
-    bucket = bucket.masked_fill(~mask[:, None, :, None], 2**MAX_BUCKET_BITS)
-    return bucket.transpose(2, 3).argsort(dim=-1, stable=True)
+    bucket = angular_hash(rotated, torch.zeros_like(first), first)  # (b h n)
+    if query.shape[2] // bucket_size > NUM_DIRECTIONS:
+        bucket += first.view(-1, 1, 1) * angular_hash(rotated, first // 2, second)
+    return bucket.masked_fill(~mask.unsqueeze(1), 2**MAX_BUCKET_BITS).argsort(dim=-1, stable=True)
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """`x` (..., n, d) at rows `index` (..., m). Whole rows of one flat matrix: `gather` takes 18 times as long."""
-    shape, rows = x.shape, x.shape[-2]
-    offset = rows * torch.arange(index[..., 0].numel(), device=x.device).view(*index.shape[:-1], 1)
-    return x.reshape(-1, shape[-1]).index_select(0, (index + offset).flatten()).view(*index.shape, shape[-1])
+    """`x` (b, h, n, d) in the order of `index` (b, h, n). Rows of one flat matrix: `gather` takes 18 times as long.
 
-
-def look_back(chunks: Tensor, last: Tensor) -> Tensor:
-    """Each chunk with the one before it, (b, h, r, c, s, d) to (b, h, r, c, 2 s, d); before the first is the `last`.
-
-    The wrap-around stays within a hash round and an example's valid tokens, so that up to 2 s tokens attend exactly.
-    (Transformers wraps from the first chunk of a round to the last one of the round before, padding or not.)
+    >>> take_rows(torch.tensor([[[[1.0], [2.0], [3.0]]]]), torch.tensor([[[2, 0, 1]]])).flatten()
+    tensor([3., 1., 2.])
     """
-    index = last.view(-1, 1, 1, 1, 1, 1).expand_as(chunks[:, :, :, :1])
-    before = torch.cat((chunks.gather(3, index), chunks[:, :, :, :-1]), dim=3)
-    return torch.cat((before, chunks), dim=4)
+    first = torch.arange(0, index.numel(), index.shape[2], device=x.device).view(*index.shape[:2], 1)
+    return x.reshape(-1, x.shape[3]).index_select(0, (index + first).flatten()).view(*index.shape, x.shape[3])
 
 
-def window_bias(counts: Tensor, last: Tensor, num_chunks: int, size: int, dtype: torch.dtype) -> Tensor:
-    """What to add to the logits of `look_back`'s windows: (b, 1, 1, c, s, 2 s). Valid tokens come first in the order."""
-    chunk, offset = (torch.arange(length, device=counts.device) for length in (num_chunks, size))
-    before = torch.where(chunk == 0, last.unsqueeze(1), chunk - 1)  # (b c)
-    # with a single chunk the one before it is itself: count it once
-    is_valid = torch.cat(
-        (
-            (before.unsqueeze(-1) * size + offset < counts.view(-1, 1, 1)) & (before != chunk).unsqueeze(-1),
-            (chunk.unsqueeze(-1) * size + offset).unsqueeze(0) < counts.view(-1, 1, 1),
-        ),
-        dim=-1,
-    )  # (b c 2s)
-    bias = torch.zeros(is_valid.shape, dtype=dtype, device=counts.device).masked_fill(~is_valid, -torch.inf)
-    itself = offset.unsqueeze(1) + size == torch.arange(2 * size, device=counts.device)  # (s 2s)
-    return bias.unsqueeze(-2).masked_fill(itself, SELF_LOGIT)[:, None, None]
+def chunk_before(chunks: Tensor, last: Tensor) -> Tensor:
+    """For each chunk of (b, h, c, s, d) the one before it; before the first comes the `last` (b) with valid tokens.
+
+    This wrap-around keeps to one hash round and to valid tokens, so that up to 2 s tokens attend exactly. (Transformers
+    wraps from the first chunk of a round to the last one of the round before, be it padding or not.)
+    """
+    index = last.view(-1, 1, 1, 1, 1).expand_as(chunks[:, :, :1])
+    return torch.cat((chunks.gather(2, index), chunks[:, :, :-1]), dim=2)
+
+
+def chunk_biases(counts: Tensor, last: Tensor, num_chunks: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What to add to the logits of the chunk before, (b, 1, c, 1, s), and of the own, (b, 1, c, s, s).
+
+    Valid tokens come first in the order, so a place in it is valid when it is below the count.
+    """
+    chunk = torch.arange(num_chunks, device=counts.device).unsqueeze(1)  # (c 1)
+    place = torch.arange(size, device=counts.device)  # (s)
+    counts, last = counts.view(-1, 1, 1), last.view(-1, 1, 1)
+    before = torch.where(chunk == 0, last, chunk - 1)  # (b c 1)
+    # the chunk before an only chunk is itself, and must not count twice
+    seen_before = (before * size + place < counts) & (before != chunk)  # (b c s)
+    seen = (chunk * size + place < counts).unsqueeze(2)  # (b c 1 s)
+    zero = torch.zeros((), dtype=dtype, device=counts.device)
+    itself = place.unsqueeze(1) == place
+    own = torch.where(seen, zero, -torch.inf).masked_fill(itself, SELF_LOGIT)  # (b c s s)
+    return torch.where(seen_before, zero, -torch.inf)[:, None, :, None], own.unsqueeze(1)
+
+
+def attend_in_chunks(
+    query: Tensor, value: Tensor, order: Tensor, last: Tensor, biases: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One hash round: Σ exp(logit - c) v (b, h, n, d), Σ exp(logit - c) and c, the largest logit (b, h, n, 1)."""
+    size = biases[1].shape[-1]
+    q, v = (take_rows(x, order).unflatten(2, (-1, size)) for x in (query, value))  # (b h c s d)
+    # as Transformers: unit length, so that q . k needs no further scale
+    k = q * ((q.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt() * q.shape[-1] ** -0.5)
+    # two products rather than one with twice the keys: nothing is copied to put them side by side
+    logits = [q @ chunk_before(k, last).mT, q @ k.mT]  # (b h c s s) each
+    for part, bias in zip(logits, biases, strict=True):
+        part += bias
+    largest = torch.maximum(*(part.detach().amax(dim=-1, keepdim=True) for part in logits))
+    before, own = (part.sub_(largest).exp_() for part in logits)
+    numerator = (before @ chunk_before(v, last)).add_(own @ v)
+    normaliser = before.sum(dim=-1, keepdim=True) + own.sum(dim=-1, keepdim=True)
+    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    inverse = torch.empty_like(order).scatter_(-1, order, place)
+    return tuple(take_rows(x.flatten(2, 3), inverse) for x in (numerator, normaliser, largest))
 
 
 def reformer_attention(
@@ -94,45 +117,38 @@ def reformer_attention(
 ) -> Tensor:
     """LSH attention on (b, h, n, d), `mask` (b, n) True for real tokens. The keys are the queries at unit length.
 
-    `rotations` (h, d, r, directions) holds the random directions of r hash rounds. Each token sees its chunk of
-    `bucket_size` tokens in the order of the hash and the chunk before; a log-sum-exp joins the rounds.
+    `rotations` (r, h, d, directions) holds the random directions of r hash rounds. In each round a token sees its chunk
+    of `bucket_size` tokens in the order of the hash and the chunk before; one softmax goes over all rounds.
 
     >>> x = torch.randn(2, 4, 1000, 8)
-    >>> reformer_attention(x, x, torch.randn(4, 8, 2, 64)).shape
+    >>> reformer_attention(x, x, torch.randn(2, 4, 8, 64)).shape
     torch.Size([2, 4, 1000, 8])
     """
-    length, dim = query.shape[2:]
+    length = query.shape[2]
     padding = -length % bucket_size
     # exponentials, and a hash that rounding would change: never in half precision
     dtype = torch.promote_types(value.dtype, torch.float32)
-    with torch.autocast(value.device.type, enabled=False):
+    with full_precision(value):
         q, v = (functional.pad(zero_padding(x, mask).to(dtype), (0, 0, 0, padding)) for x in (query, value))
         is_valid = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device) if mask is None else mask
         is_valid = functional.pad(is_valid, (0, padding), value=False)
         counts = is_valid.sum(dim=1)
-        last = ((counts - 1) // bucket_size).clamp(min=0)  # the last chunk with valid tokens
-        order = hash_order(q, rotations.to(dtype), is_valid, counts, bucket_size)  # (b h r n)
-
-        q, v = (take_rows(x, order.flatten(2)).view(*order.shape[:3], -1, bucket_size, dim) for x in (q, v))
-        k = q * (q.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt() * dim**-0.5  # |k| = 1
-        logits = q @ look_back(k, last).mT  # (b h r c s 2s)
-        logits += window_bias(counts, last, logits.shape[3], bucket_size, dtype)
-        largest = logits.detach().amax(dim=-1, keepdim=True)
-        weights = logits.sub_(largest).exp_()
-        numerator, normaliser = weights @ look_back(v, last), weights.sum(dim=-1, keepdim=True)
-
-        inverse = torch.empty_like(order).scatter_(
-            -1, order, torch.arange(length + padding, device=order.device).expand_as(order)
-        )
-        numerator, normaliser, largest = (take_rows(x.flatten(3, 4), inverse) for x in (numerator, normaliser, largest))
-        share = (largest - largest.amax(dim=2, keepdim=True)).exp()  # (b h r n 1), of each round
-        out = (numerator * share).sum(dim=2) / (normaliser * share).sum(dim=2)
+        last = ((counts - 1) // bucket_size).clamp(min=0)
+        biases = chunk_biases(counts, last, is_valid.shape[1] // bucket_size, bucket_size, dtype)
+        orders = (hash_order(q, directions.to(dtype), is_valid, counts, bucket_size) for directions in rotations)
+        rounds = [attend_in_chunks(q, v, order, last, biases) for order in orders]
+        numerators, normalisers, largest = zip(*rounds, strict=True)
+        common = torch.stack(largest).amax(dim=0)  # (b h n 1)
+        shares = [(each - common).exp() for each in largest]
+        numerator = sum(x * share for x, share in zip(numerators, shares, strict=True))
+        out = numerator / sum(x * share for x, share in zip(normalisers, shares, strict=True))
     return zero_padding(out[:, :, :length].to(value.dtype), mask)
 
 
 class ReformerAttention(Attention):
-    """`num_hashes`: rounds of hashing. `bucket_size`: tokens in a chunk. New hash directions are drawn for each forward,
-    from torch's generator. `key` is ignored: queries serve as keys.
+    """`num_hashes`: rounds of hashing. `bucket_size`: tokens in a chunk. `key` is ignored: queries serve as keys.
+
+    New hash directions are drawn from torch's generator in each forward, in training and in evaluation.
     """
 
     shares_query_key = True
@@ -154,7 +170,7 @@ class ReformerAttention(Attention):
         self.num_hashes, self.bucket_size = num_hashes, bucket_size
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        shape = (self.num_heads, self.head_dim, self.num_hashes, NUM_DIRECTIONS)
+        shape = (self.num_hashes, self.num_heads, self.head_dim, NUM_DIRECTIONS)
         rotations = torch.randn(shape, device=query.device)
         return reformer_attention(query, value, rotations, mask, self.bucket_size)
 
