@@ -1,0 +1,259 @@
+"""What every attention of the table promises, whichever it is."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nystromformer.attention.registry import ATTENTIONS, attention_options, build_attention
+
+HEADS, DIM, MAX_LENGTH = 2, 4, 320
+LENGTHS = (1, 2, 7, 65, 129, 301)
+# sizes at which a few dozen tokens already leave the range where each method is exact; any attention that is not named
+# here runs with its defaults
+VARIANTS = {
+    "standard": [{}],
+    "nystrom": [{"num_landmarks": 8}],
+    "linformer": [{"projection_dim": 16}, {"projection_dim": 16, "share_heads": False, "share_key_value": True}],
+    "longformer": [{"window": 9}, {"window": 9, "global_tokens": 3}],
+    "reformer": [{"bucket_size": 8}, {"num_hashes": 1, "bucket_size": 5}],
+    "performer": [{"num_features": 32}],
+    "linear": [{}],
+}
+CASES = [
+    pytest.param(name, options, id="-".join([name, *(f"{k}={v}" for k, v in options.items())]))
+    for name in ATTENTIONS
+    for options in VARIANTS.get(name, [{}])
+]
+every_attention = pytest.mark.parametrize("name, options", CASES)
+
+
+def build(name, options, dtype=torch.float64, heads=HEADS, dim=DIM, max_length=MAX_LENGTH):
+    torch.manual_seed(7)
+    return build_attention(name, num_heads=heads, head_dim=dim, max_length=max_length, **options).to(dtype).eval()
+
+
+def tokens(batch, length, seed=0, dtype=torch.float64, heads=HEADS, dim=DIM):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, length, dim, generator=generator, dtype=torch.float64).to(dtype) for _ in "qkv"]
+
+
+def holes(batch, length, seed=0):
+    """A mask with holes anywhere, at least one real token an example."""
+    mask = torch.rand(batch, length, generator=torch.Generator().manual_seed(seed)) < 0.7
+    mask[:, length // 2] = True
+    return mask
+
+
+def run(attention, qkv, mask=None, seed=1):
+    torch.manual_seed(seed)
+    return attention(*qkv, mask)
+
+
+def gradients(attention, qkv, mask=None):
+    """The output and the gradients of a fixed linear function of it."""
+    leaves = [x.detach().clone().requires_grad_() for x in qkv]
+    out = run(attention, leaves, mask)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    grads = torch.autograd.grad(out, leaves, weight, allow_unused=True)
+    return out.detach(), [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+
+
+@every_attention
+@pytest.mark.parametrize("length", LENGTHS)
+def test_any_length_gives_finite_output_and_gradients_of_the_same_shape(name, options, length):
+    attention, qkv = build(name, options, torch.float32), tokens(2, length, dtype=torch.float32)
+    for mask in (None, holes(2, length)):
+        out, grads = gradients(attention, qkv, mask)
+        assert out.shape == qkv[0].shape
+        assert all(x.isfinite().all() for x in (out, *grads))
+
+
+@every_attention
+def test_bfloat16_is_close_to_float32(name, options):
+    attention, qkv, mask = build(name, options, torch.bfloat16), tokens(2, 65, dtype=torch.bfloat16), holes(2, 65)
+    out, grads = gradients(attention, qkv, mask)
+    expected, _ = gradients(copy.deepcopy(attention).float(), [x.float() for x in qkv], mask)
+    assert out.dtype == torch.bfloat16
+    assert all(g.dtype == torch.bfloat16 and g.isfinite().all() for g in grads)
+    assert (out.float() - expected).norm() < 0.02 * expected.norm()
+
+
+@every_attention
+def test_autocast_is_close_to_float32(name, options):
+    attention, qkv, mask = build(name, options, torch.float32), tokens(2, 65, dtype=torch.float32), holes(2, 65)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, grads = gradients(attention, qkv, mask)
+    expected, _ = gradients(attention, qkv, mask)
+    assert all(g.isfinite().all() for g in grads)
+    assert (out.float() - expected).norm() < 0.03 * expected.norm()
+
+
+@every_attention
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_gradients_of_deterministic_attentions_pass_gradcheck(name, options, masked):
+    attention = build(name, options, heads=2, dim=3)
+    if attention.stochastic:
+        pytest.skip("its gradient is checked with fixed random numbers in its own tests")
+    qkv = [x.requires_grad_() for x in tokens(2, 11, heads=2, dim=3)]
+    mask = holes(2, 11) if masked else None
+    assert torch.autograd.gradcheck(lambda *x: attention(*x, mask), qkv, fast_mode=True)
+
+
+@every_attention
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), 1e30])
+def test_masked_content_never_reaches_real_tokens(name, options, junk):
+    attention, qkv, mask = build(name, options), tokens(3, 37), holes(3, 37)
+    out, grads = gradients(attention, qkv, mask)
+    spoilt = [x.masked_fill(~mask[:, None, :, None], junk) for x in qkv]
+    spoilt_out, spoilt_grads = gradients(attention, spoilt, mask)
+    assert torch.equal(out, spoilt_out)
+    for clean, dirty in zip(grads, spoilt_grads, strict=True):
+        assert torch.equal(clean, dirty)
+        assert not clean.masked_select(~mask[:, None, :, None]).any()
+
+
+@every_attention
+def test_masked_rows_are_exactly_zero(name, options):
+    mask = holes(2, 65)
+    out = run(build(name, options), tokens(2, 65), mask)
+    assert not out.masked_select(~mask[:, None, :, None]).any()
+    assert out.masked_select(mask[:, None, :, None]).all()
+
+
+@every_attention
+def test_an_example_without_real_tokens_gives_zeros_and_finite_gradients(name, options):
+    attention, qkv, mask = build(name, options), tokens(3, 37), holes(3, 37)
+    mask[1] = False
+    out, grads = gradients(attention, qkv, mask)
+    assert not out[1].any()
+    assert all(g.isfinite().all() and not g[1].any() for g in grads)
+
+
+@every_attention
+def test_an_empty_batch_gives_an_empty_batch(name, options):
+    out = run(build(name, options), tokens(0, 37), holes(0, 37))
+    assert out.shape == (0, HEADS, 37, DIM)
+
+
+@every_attention
+def test_a_mask_that_is_all_true_changes_nothing(name, options):
+    attention, qkv = build(name, options), tokens(2, 37)
+    mask = torch.ones(2, 37, dtype=torch.bool)
+    torch.testing.assert_close(run(attention, qkv, mask), run(attention, qkv), rtol=0, atol=1e-12)
+
+
+@every_attention
+@settings(max_examples=10, deadline=None)
+@given(length=st.integers(1, 50), padding=st.integers(0, 30), seed=st.integers(0, 2**16))
+def test_an_example_depends_neither_on_its_batch_nor_on_its_padding(name, options, length, padding, seed):
+    attention = build(name, options)
+    qkv, mask = tokens(3, length, seed), holes(3, length, seed)
+    alone = [run(attention, [x[i : i + 1] for x in qkv], mask[i : i + 1]) for i in range(3)]
+    grow = [torch.cat((x, 5 * torch.randn_like(x[:, :, :1]).expand(-1, -1, padding, -1)), dim=2) for x in qkv]
+    together = run(attention, grow, torch.nn.functional.pad(mask, (0, padding)))[:, :, :length]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-9, atol=1e-9)
+
+
+@every_attention
+def test_a_long_example_depends_neither_on_its_batch_nor_on_its_padding(name, options):
+    attention, qkv = build(name, options), tokens(2, 301)
+    mask = torch.arange(301) < torch.tensor([[301], [170]])
+    together = run(attention, qkv, mask)
+    short = run(attention, [x[1:, :, :170] for x in qkv])
+    torch.testing.assert_close(together[1:, :, :170], short, rtol=1e-9, atol=1e-9)
+
+
+@every_attention
+def test_max_length_matters_only_where_a_fixed_length_is_needed(name, options):
+    attention = build(name, options, max_length=20)
+    assert attention(*tokens(1, 20)).shape == (1, HEADS, 20, DIM)
+    if attention.needs_fixed_length:
+        with pytest.raises(
+            ValueError, match=r"length 21: .* max_length=20; shorten the input or build it with a larger"
+        ):
+            attention(*tokens(1, 21))
+        with pytest.raises(ValueError, match=r"max_length=None: .* give the longest length"):
+            build_attention(name, num_heads=HEADS, head_dim=DIM, **options)
+    else:
+        assert attention(*tokens(1, 21)).shape == (1, HEADS, 21, DIM)
+        build_attention(name, num_heads=HEADS, head_dim=DIM, **options)
+
+
+@every_attention
+def test_a_seed_determines_everything(name, options):
+    first, second = (run(build(name, options).train(), tokens(2, 65)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@every_attention
+def test_randomness_is_declared(name, options):
+    outs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        attention = build_attention(name, num_heads=HEADS, head_dim=DIM, max_length=MAX_LENGTH, **options)
+        for parameter in attention.parameters():  # their start is random for all; only what comes beside them counts
+            torch.nn.init.constant_(parameter, 0.1)
+        outs.append(attention.double()(*tokens(2, 65)))
+    assert torch.equal(*outs) != attention.stochastic
+
+
+@every_attention
+def test_capabilities_are_declared_and_true(name, options):
+    attention, (query, key, value) = build(name, options), tokens(2, 37)
+    for capability in ("accepts_masks", "needs_fixed_length", "shares_query_key", "exact", "stochastic", "linear"):
+        assert isinstance(getattr(type(attention), capability), bool)
+    assert attention.size_option is None or attention.size_option in attention_options(type(attention))
+    out = run(attention, (query, key, value))
+    ignores_key = torch.equal(out, run(attention, (query, key.flip(2) + 1, value)))
+    assert ignores_key == attention.shares_query_key
+    softmax = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert torch.allclose(out, softmax, atol=1e-9) == attention.exact
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        # storage rather than shape: an expanded view has many elements and no memory
+        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if torch.is_tensor(x)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+@every_attention
+def test_no_tensor_grows_with_the_square_of_the_length(name, options):
+    attention = build(name, options, torch.float32, heads=1, max_length=2048)
+    if not attention.linear:
+        pytest.skip("declared quadratic")
+    largest = []
+    for length in (512, 2048):
+        with Largest() as mode:
+            gradients(attention, tokens(1, length, dtype=torch.float32, heads=1), holes(1, length))
+        largest.append(mode.elements)
+    assert largest[1] < 6 * largest[0]  # 4 times the length, and whole blocks; a square would be 16
+
+
+@every_attention
+def test_a_saved_state_gives_the_same_output(name, options):
+    attention, qkv = build(name, options), tokens(2, 37)
+    torch.manual_seed(99)
+    other = build_attention(name, num_heads=HEADS, head_dim=DIM, max_length=MAX_LENGTH, **options).double().eval()
+    other.load_state_dict(attention.state_dict())
+    assert torch.equal(run(attention, qkv), run(other, qkv))
+
+
+@every_attention
+def test_wrong_heads_and_masks_are_refused(name, options):
+    attention = build(name, options)
+    with pytest.raises(ValueError, match=f"num_heads={HEADS} and head_dim={DIM}"):
+        attention(*tokens(1, 8, heads=HEADS + 1))
+    with pytest.raises(TypeError, match=r"must be torch\.bool"):
+        attention(*tokens(1, 8), torch.ones(1, 8))
