@@ -20,8 +20,9 @@ demo: setup
 	rm -rf runs/demo
 	$(BIN)/nystromformer demo --out runs/demo
 
+# One thread in each worker: the tests run on all cores by themselves.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -3,11 +3,17 @@
 from nystromformer.attention.base import Attention
 from nystromformer.attention.column_sampling import sampled_softmax_approximation
 from nystromformer.attention.landmarks import kmeans_landmarks, segment_means
+from nystromformer.attention.linear import linear_attention
+from nystromformer.attention.linformer import linformer_attention
+from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
 from nystromformer.attention.nystrom_layer import NystromAttention
+from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
+from nystromformer.attention.reformer import reformer_attention
 from nystromformer.attention.registry import ATTENTIONS, build_attention
 from nystromformer.attention.skip_convolution import SkipConvolution, skip_convolution
+from nystromformer.attention.standard import standard_attention
 
 __all__ = [
     "ATTENTIONS",
@@ -18,10 +24,16 @@ __all__ = [
     "exact_pinv",
     "iterative_pinv",
     "kmeans_landmarks",
+    "linear_attention",
+    "linformer_attention",
+    "longformer_attention",
     "nystrom_attention",
     "nystrom_attention_weights",
+    "performer_attention",
     "pinv_residual",
+    "reformer_attention",
     "sampled_softmax_approximation",
     "segment_means",
     "skip_convolution",
+    "standard_attention",
 ]
