@@ -6,8 +6,9 @@ from nystromformer.attention.landmarks import kmeans_landmarks, segment_means
 from nystromformer.attention.linear import linear_attention
 from nystromformer.attention.linformer import linformer_attention
 from nystromformer.attention.longformer import longformer_attention
-from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
+from nystromformer.attention.nystrom import nystrom_attention
 from nystromformer.attention.nystrom_layer import NystromAttention
+from nystromformer.attention.nystrom_weights import nystrom_attention_weights
 from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
 from nystromformer.attention.reformer import reformer_attention
