@@ -33,7 +33,12 @@ __all__ = ["__version__", *_HOME_OF]
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'nystromformer' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(f"{name} needs transformers: pip install 'nystromformer[models]'.") from error
 
 
 def __dir__() -> list[str]:
