@@ -6,9 +6,10 @@ from pathlib import Path
 
 from nystromformer.data.lra import image, listops, pathfinder, retrieval, text
 from nystromformer.data.lra.examples import Examples, Splits, as_is
-from nystromformer.data.lra.parquet import local_folder
+from nystromformer.data.lra.folders import whole_folder
+from nystromformer.data.lra.parquet import download, local_folder
 
-__all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "local_folder"]
+__all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "local_folder", "task_folder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +59,12 @@ def task_folder(root: Path, name: str) -> Path | None:
     """The folder of a task inside a folder of all tasks, by its own name or the data set's."""
     candidates = [root / folder for folder in (name, *TASKS[name].folders)]
     return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def fetch(name: str, out: Path) -> None:
+    """Copy a task's data set from the Hub into the folder `out`."""
+    task = TASKS[name]
+    if task.hub_id is None:
+        raise ValueError(f"{name} is not on the Hub: {task.source.format(name=name)}.")
+    with whole_folder(out, {"task": name, "hub_id": task.hub_id, "examples": {}}) as folder:
+        download(task.hub_id, folder)

@@ -1,5 +1,6 @@
 """Labelled token sequences of different lengths, kept compactly and handed out as padded batches."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,11 @@ class Examples(torch.utils.data.Dataset):
         lengths = np.max([part.lengths for part in self.parts], axis=0)
         return lengths if self.index is None else lengths[self.index]
 
+    @property
+    def classes(self) -> np.ndarray:
+        """The label of each example."""
+        return self.labels if self.index is None else self.labels[self.index]
+
     def choose(self, positions: np.ndarray | slice) -> "Examples":
         """Some of the examples, by position, in the order given."""
         index = np.arange(len(self.labels)) if self.index is None else self.index
@@ -118,6 +124,17 @@ class Splits:
     train: Examples
     dev: Examples
     test: Examples
+
+    def fingerprint(self) -> str:
+        """A short hash of all examples, to know the same data again."""
+        digest = hashlib.blake2b(digest_size=8)
+        for examples in (self.train, self.dev, self.test):
+            for part in examples.parts:
+                digest.update(part.values)
+                digest.update(part.ends)
+            digest.update(examples.labels)
+            digest.update(np.arange(len(examples)) if examples.index is None else np.ascontiguousarray(examples.index))
+        return digest.hexdigest()
 
 
 def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,14 +18,19 @@ def local_folder(data: str) -> Path:
         raise ValueError(f"{data}: a file; must be a folder, or the id of a data set on the Hub.")
     if not HUB_ID.fullmatch(data):
         raise ValueError(f"{data}: no such folder; {nearby(folder)}")
+    return download(data)
+
+
+def download(hub_id: str, out: Path | None = None) -> Path:
+    """The parquet files of a data set of the Hub, in `out` or in the Hub's own cache."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(data, repo_type="dataset", allow_patterns="*.parquet"))
+        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet", local_dir=out))
     except Exception as error:  # the Hub's, the network's and the cache's errors have nothing else in common
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"{data}: no such folder, and as a data set of the Hub it can't be had ({reason}); "
+            f"{hub_id}: no such folder, and as a data set of the Hub it can't be had ({reason}); "
             f"download it where the Hub can be reached and give its folder with --data."
         ) from error
 

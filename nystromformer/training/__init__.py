@@ -1,0 +1,1 @@
+"""What all training jobs share, on Hugging Face's Trainer."""

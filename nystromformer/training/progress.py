@@ -1,0 +1,98 @@
+"""What a person sees of a training run: one bar with steps a second and the time left, a line an evaluation."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+
+class ShowProgress(TrainerCallback):
+    """On the first process only. Where the output is no terminal, the lines remain."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self.title = title
+        self.console = console or Console(stderr=True)
+        self.bar: Progress | None = None
+        self.steps = self.evaluation = TaskID(0)
+        self.started, self.first_step = 0.0, 0
+
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        if not state.is_world_process_zero:
+            return
+        self.started, self.first_step = time.monotonic(), state.global_step
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+        )
+        self.steps = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step, speed="")
+        self.evaluation = self.bar.add_task("evaluation", total=None, visible=False, speed="")
+        self.bar.start()
+
+    def on_step_end(self, args, state, control, **_: object) -> None:
+        if self.bar is not None:
+            speed = f"{self._speed(state.global_step):.2f} steps/s"
+            self.bar.update(self.steps, completed=state.global_step, speed=speed)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: object) -> None:
+        if self.bar is not None:
+            self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True)
+
+    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+        if self.bar is None:
+            return
+        self.bar.reset(self.evaluation, visible=False)
+        found = ", ".join(
+            f"{name.removeprefix('eval_')} {value:.4g}"
+            for name, value in (metrics or {}).items()
+            if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "time"))
+        )
+        speed = self._speed(state.global_step)
+        left = (state.max_steps - state.global_step) / speed if speed else 0.0
+        self.console.print(
+            f"{self.title}: step {state.global_step:,} of {state.max_steps:,}, {found} "
+            f"({speed:.2f} steps/s, {duration(left)} left)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def on_train_end(self, args, state, control, **_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _speed(self, step: int) -> float:
+        return (step - self.first_step) / max(time.monotonic() - self.started, 1e-9)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes, seconds.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+@contextmanager
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that reports (done, wanted)."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, wanted: bar.update(task, completed=done, total=wanted)

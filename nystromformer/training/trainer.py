@@ -1,0 +1,147 @@
+"""`ExactTrainer`: Hugging Face's Trainer with an order of examples and checkpoints that make resuming exact."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Sampler
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from nystromformer.training.checkpoints import (
+    TRAINER_STATE,
+    checkpoint_folder,
+    keep_only,
+    load_generators,
+    save_generators,
+    unfinished_folder,
+)
+from nystromformer.training.order import GroupedByLength, LongestFirst
+from nystromformer.training.state import load_state, save_state
+
+STATE = "training_state.safetensors"
+
+
+class EpochSetter(TrainerCallback):
+    """Tells the order of examples which epoch begins.
+
+    Trainer does so too, but not through all the wrappers that a distributed run resumed within an epoch has.
+    """
+
+    def __init__(self, trainer: "ExactTrainer") -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, train_dataloader=None, **_: object) -> None:
+        steps = max(1, -(-len(train_dataloader) // args.gradient_accumulation_steps))
+        if self.trainer.order is not None:
+            self.trainer.order.set_epoch(state.global_step // steps)
+
+
+class ExactTrainer(Trainer):
+    """Trainer for data sets with `lengths`.
+
+    - Batches are grouped by length; which examples they hold is a function of (seed, epoch) alone.
+    - A checkpoint is written aside and renamed, so it is whole or absent, as safetensors and JSON without pickle. The
+      last one and the best one are kept.
+    - `scheduler(optimizer, steps)` may make the schedule of the learning rate.
+    """
+
+    def __init__(
+        self, *args: object, scheduler: Callable[[Optimizer, int], LRScheduler] | None = None, **kwargs: object
+    ) -> None:
+        self.order: GroupedByLength | None = None
+        self.make_scheduler = scheduler
+        super().__init__(*args, **kwargs)
+        disable_progress_bar()  # of each file that is written: the run has its own
+        self.remove_callback(PrinterCallback)
+        self.add_callback(EpochSetter(self))
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        # Consecutive batches go to different processes and accumulation steps: all of a step have similar lengths.
+        together = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+        self.order = GroupedByLength(dataset.lengths, together, self.args.data_seed)
+        return self.order
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        return LongestFirst(eval_dataset.lengths)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        if self.make_scheduler is not None and self.lr_scheduler is None:
+            self.lr_scheduler = self.make_scheduler(optimizer or self.optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    @property
+    def _shards_its_state(self) -> bool:
+        """FSDP and DeepSpeed write their own distributed checkpoints."""
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        out, step = Path(self.args.output_dir), self.state.global_step
+        aside, final = unfinished_folder(out, step), checkpoint_folder(out, step)
+        self.store_flos()
+        if self.args.should_save:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(aside), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(aside))
+        self._save_rng_state(str(aside))
+        self.accelerator.wait_for_everyone()
+        if self.state.best_global_step:
+            self.state.best_model_checkpoint = str(checkpoint_folder(out, self.state.best_global_step))
+        if self.args.should_save:
+            for callback in (*self.callback_handler.callbacks, self.control):
+                if isinstance(callback, ExportableState):
+                    self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+            self.state.save_to_json(str(aside / TRAINER_STATE))
+            shutil.rmtree(final, ignore_errors=True)  # of a run that went further and was resumed from before
+            os.replace(aside, final)
+            keep_only(out, {step, self.state.best_global_step})
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        self.accelerator.unwrap_model(self.model).save_pretrained(folder, state_dict=state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self._shards_its_state:
+            super()._save_optimizer_and_scheduler(output_dir)
+            super()._save_scaler(output_dir)
+        elif self.args.should_save:
+            scaler = getattr(self.accelerator, "scaler", None)
+            state = {
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.lr_scheduler.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+            }
+            save_state(Path(output_dir) / STATE, state)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self._shards_its_state:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state = load_state(Path(checkpoint) / STATE)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.lr_scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"] is not None and getattr(self.accelerator, "scaler", None) is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        save_generators(self._generators(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_generators(self._generators(checkpoint))
+
+    def _generators(self, folder: str) -> Path:
+        return Path(folder) / f"generators_{self.args.process_index}.safetensors"

@@ -1,0 +1,122 @@
+"""A killed and resumed run has the weights of one that was never interrupted, to the bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import training_runs
+from safetensors.torch import load_file
+from training_runs import Killed, make_trainer
+
+from nystromformer.training.checkpoints import checkpoint_folder, last_checkpoint, steps_saved, trainer_state
+from nystromformer.training.run import train
+
+
+def last_weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint_folder(out, 16) / "model.safetensors")
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize(
+    "kill_at, settings",
+    [
+        (5, {}),  # within the first epoch of 9 batches: goes on from step 3
+        (9, {}),  # at the end of an epoch, before its checkpoint: goes on from step 6
+        (13, {}),  # within the second epoch: goes on from step 12
+        (8, {"dataloader_num_workers": 2}),
+        (8, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        (14, {"attention": "reformer-1"}),  # draws random numbers of its own
+        (2, {}),  # before the first checkpoint: starts anew
+    ],
+    ids=["first-epoch", "epoch-end", "second-epoch", "workers", "accumulation", "random-attention", "no-checkpoint"],
+)
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path, kill_at, settings):
+    train(make_trainer(tmp_path / "whole", **settings))
+    with pytest.raises(Killed):
+        train(make_trainer(tmp_path / "killed", kill_at, **settings))
+    train(make_trainer(tmp_path / "killed", **settings))
+    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+    states = [trainer_state(last_checkpoint(tmp_path / run)) for run in ("whole", "killed")]
+    assert states[0]["best_metric"] == states[1]["best_metric"]
+    assert states[0]["best_global_step"] == states[1]["best_global_step"]
+
+
+def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tmp_path, monkeypatch):
+    train(make_trainer(tmp_path / "whole"))
+
+    def killed(*_):
+        raise Killed
+
+    trainer = make_trainer(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("nystromformer.training.trainer.os.replace", killed_at_second_call(killed))
+        with pytest.raises(Killed):
+            train(trainer)
+    assert steps_saved(tmp_path / "killed") == [3], "what is not whole is not there"
+    train(make_trainer(tmp_path / "killed"))
+    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+
+
+def killed_at_second_call(killed):
+    calls = []
+
+    def replace(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            killed()
+        os.rename(source, target)
+
+    return replace
+
+
+def test_a_run_killed_after_its_last_step_takes_no_further_one(tmp_path):
+    whole = make_trainer(tmp_path)
+    train(whole)
+    again = make_trainer(tmp_path)
+    train(again)
+    assert again.state.global_step == 16
+    assert_same(whole.model.state_dict(), again.model.state_dict())
+    assert again.state.best_metric == whole.state.best_metric
+
+
+def test_checkpoints_hold_no_pickle_and_only_the_last_and_the_best_are_kept(tmp_path):
+    trainer = make_trainer(tmp_path)
+    train(trainer)
+    assert set(steps_saved(tmp_path)) == {16, trainer.state.best_global_step}
+    files = {path.name for path in checkpoint_folder(tmp_path, 16).iterdir()}
+    assert files == {
+        "config.json",
+        "generators_0.safetensors",
+        "model.safetensors",
+        "trainer_state.json",
+        "training_args.json",
+        "training_state.safetensors",
+    }
+
+
+def test_the_best_model_is_the_one_left(tmp_path):
+    trainer = make_trainer(tmp_path)
+    train(trainer)
+    best = load_file(checkpoint_folder(tmp_path, trainer.state.best_global_step) / "model.safetensors")
+    assert_same(best, trainer.model.state_dict())
+    assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
+
+
+@pytest.mark.slow
+def test_resuming_is_exact_on_two_processes(tmp_path):
+    """Killed within the second epoch, where an order that lost its epoch would show."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, training_runs.__file__, str(tmp_path)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
