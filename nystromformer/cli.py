@@ -9,6 +9,8 @@ from nystromformer.errors import UserError
 from nystromformer.jobs.bench import bench
 from nystromformer.jobs.convert import convert
 from nystromformer.jobs.demo import demo
+from nystromformer.jobs.lra import lra
+from nystromformer.jobs.lra_data import lra_data
 from nystromformer.version import __version__
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
@@ -24,6 +26,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(convert)
 app.command()(bench)
+app.command()(lra)
+app.command()(lra_data)
 
 
 def _show_version(asked: bool) -> None:

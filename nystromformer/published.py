@@ -8,3 +8,12 @@ EFFICIENCY: dict[str, dict[int, tuple[float, float]]] = {
     "nystrom-32": {512: (26, 0.6), 1024: (49, 1.2), 2048: (96, 2.6), 4096: (193, 5.6), 8192: (383, 11.5)},
 }
 """Table 1: memory in MB and time in ms of one input through self-attention, by attention and length."""
+
+LRA: dict[str, dict[str, float]] = {
+    "standard": {"listops": 37.10, "text": 65.02, "retrieval": 79.35, "image": 38.20, "pathfinder": 74.16},
+    "reformer": {"listops": 19.05, "text": 64.88, "retrieval": 78.64, "image": 43.29, "pathfinder": 69.36},
+    "linformer": {"listops": 37.25, "text": 55.91, "retrieval": 79.37, "image": 37.84, "pathfinder": 67.60},
+    "performer": {"listops": 18.80, "text": 63.81, "retrieval": 78.62, "image": 37.07, "pathfinder": 69.87},
+    "nystrom": {"listops": 37.15, "text": 65.52, "retrieval": 79.56, "image": 41.58, "pathfinder": 70.94},
+}
+"""Long Range Arena: accuracy in percent by attention and task. The published averages are the means of the rows."""

@@ -1,0 +1,1 @@
+"""Reports: tables from records, and from nothing else."""
