@@ -56,10 +56,21 @@ def segments(tokens: Tensor, num_segments: int, mask: Tensor | None = None) -> S
     else:
         rank = mask.long().cumsum(dim=1) - mask.long()
         valid = mask.sum(dim=1)
+    return segments_of_ranks(rank, valid, num_segments)
+
+
+def segments_of_ranks(rank: Tensor, valid: Tensor, num_segments: int) -> Segments:
+    """Segments from each token's rank (b, n) among the valid ones, of which there are `valid` (b,) in all.
+
+    The tokens may be some of an example's only, as where a sequence is split over processes.
+
+    >>> segments_of_ranks(torch.tensor([[4, 5, 6]]), torch.tensor([7]), 3).index
+    tensor([[1, 2, 2]])
+    """
     # Trailing padding has rank n_valid, an all-padding example n_valid = 0: both are clamped into range.
     index = (rank * num_segments // valid.clamp(min=1)[:, None]).clamp(max=num_segments - 1)
     # The first rank of segment j is ⌈j · n_valid / m⌉.
-    edges = torch.arange(num_segments + 1, device=tokens.device)
+    edges = torch.arange(num_segments + 1, device=rank.device)
     first = (edges * valid[:, None] + num_segments - 1) // num_segments
     return Segments(index=index, counts=first.diff(dim=1), valid=valid)
 

@@ -94,6 +94,8 @@ class NystromSelfAttention(Attention):
     """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
 
     size_option = "num_landmarks"
+    operation = staticmethod(nystrom_attention)
+    """What attends. An instance can be given another function of this signature: `nystromformer.distributed` does."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class NystromSelfAttention(Attention):
         self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return nystrom_attention(
+        return self.operation(
             query,
             key,
             value,
@@ -148,16 +150,16 @@ def _attend(
     exporting = torch.compiler.is_exporting()  # one graph for all lengths: no decision may rest on a length
     m = options.num_landmarks
     if not exporting and (query.shape[2] <= m or key.shape[2] <= m):
-        return _softmax_attention(query, key, value, attendable(key_mask), scale)
+        return softmax_attention(query, key, value, attendable(key_mask), scale)
 
     core = landmark_core(query, key, query_mask, key_mask, scale, options)
-    BV = _softmax_attention(core.queries.to(value.dtype), key, value, attendable(key_mask), scale)  # (b h m e)
+    BV = softmax_attention(core.queries.to(value.dtype), key, value, attendable(key_mask), scale)  # (b h m e)
     W = (core.inverse @ BV.to(core.inverse.dtype)).to(value.dtype)  # (b h m e)
     if exporting or key_mask is not None:
         # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
         own_values = means_over(value, core.key_segments).to(value.dtype)
         W = torch.where(core.key_segments.one_token_each[:, None, None, None], own_values, W)
-    out = _softmax_attention(query, core.keys.to(value.dtype), W, core.attendable_keys, scale)
+    out = softmax_attention(query, core.keys.to(value.dtype), W, core.attendable_keys, scale)
     if exporting or (query_mask is not None and query_mask is not key_mask):
         # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
         index = core.query_segments.index[:, None, :, None].expand(-1, *BV.shape[1:2], -1, BV.shape[3])
@@ -166,13 +168,20 @@ def _attend(
     return out
 
 
-def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
     """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
-    width, missing = value.shape[3], query.shape[3] - value.shape[3]
+    width, differ = value.shape[3], query.shape[3] != value.shape[3]
+    query, key, value = equal_widths(query, key, value)
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
+    return out[..., :width] if differ else out
+
+
+def equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three as fused kernels take them: zeros fill the narrower ones up, and no head is scattered in memory."""
+    missing = query.shape[3] - value.shape[3]
     if missing > 0:
         value = functional.pad(value, (0, missing))
     elif missing < 0:
         query, key = functional.pad(query, (0, -missing)), functional.pad(key, (0, -missing))
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
-    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
-    return out[..., :width] if missing else out
+    return query, key, value

@@ -54,11 +54,28 @@ def landmark_core(
     queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
     keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
     allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
+    Z = softmax_inverse(queries, keys, query_occupied, allowed, scale, options)
+    return LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
+
+
+def softmax_inverse(
+    queries: Tensor,
+    keys: Tensor,
+    query_occupied: Tensor | None,
+    allowed: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> Tensor:
+    """Z ≈ A⁺ (b, h, m, m) for landmarks Q̃ and K̃ (b, h, m, d).
+
+    `query_occupied` (b, 1 or h, m) and `allowed` (b, 1 or h, 1, m) leave out what stands for no token; None: nothing.
+    """
     A = masked_softmax(scale * queries @ keys.mT, allowed)  # (b h m m)
     if query_occupied is not None:
         A = A.masked_fill(~query_occupied[..., None], 0)  # rows of empty segments, like their columns above
-    Z = exact_pinv(A) if options.pinv == "exact" else iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
-    return LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
+    if options.pinv == "exact":
+        return exact_pinv(A)
+    return iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
 
 
 def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: str) -> tuple[Tensor, Tensor | None]:

@@ -27,6 +27,9 @@ class NystromAttention(nn.Module):
     torch.Size([2, 1000, 256])
     """
 
+    operation = staticmethod(nystrom_attention)
+    """What attends. An instance can be given another function of this signature: `nystromformer.distributed` does."""
+
     def __init__(
         self,
         dim: int,
@@ -82,7 +85,7 @@ class NystromAttention(nn.Module):
             self._check_input("context", context)
             check_mask("context_mask", context_mask, context)
             source, source_mask = context, context_mask
-        out = nystrom_attention(
+        out = self.operation(
             self._split_heads(self.query(x)),
             self._split_heads(self.key(source)),
             self._split_heads(self.value(source)),
