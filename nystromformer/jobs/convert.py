@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,28 +44,40 @@ def convert(
 
     Example: `nystromformer convert google-bert/bert-base-uncased runs/long-bert --max-length 4096`
     """
+    changes: dict[str, object] = {"max_length": max_length}
+    if attention is not None:
+        changes["attention"] = attention
+    if conv_kernel_size is not None:
+        changes["conv_kernel_size"] = conv_kernel_size or None
     with user_input():
         check_arguments(out, to, attention, conv_kernel_size, dtype)
         import torch
-        from transformers.utils import logging
 
         from nystromformer.models.conversion import Conversion, largest_difference, load_source
 
-        logging.set_verbosity_error()  # what Transformers would report is in our table
         torch.manual_seed(seed)
-        model, surplus = load_source(source)
-        changes: dict[str, object] = {"max_length": max_length}
-        if attention is not None:
-            changes["attention"] = attention
-        if conv_kernel_size is not None:
-            changes["conv_kernel_size"] = conv_kernel_size or None
+        with quiet_transformers():
+            model, surplus = load_source(source)
         conversion = converted(model, to, changes)
-        conversion = Conversion(conversion.model, conversion.rows + surplus)
-        difference = largest_difference(model, conversion.model)
-        if dtype is not None:
-            conversion.model.to(getattr(torch, dtype))
+    difference = largest_difference(model, conversion.model)
+    if dtype is not None:
+        conversion.model.to(getattr(torch, dtype))
+    with user_input(), quiet_transformers():
         tokenizer = write(conversion.model, source, out)
-    show(conversion, difference, tokenizer, out)
+    show(Conversion(conversion.model, conversion.rows + surplus), difference, tokenizer, out)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """What Transformers would report of weights without a place is in our table."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def check_arguments(out: Path, to: str, attention: str | None, conv_kernel_size: int | None, dtype: str | None) -> None:

@@ -35,10 +35,12 @@ class NystromformerPreTrainedModel(PreTrainedModel):
             return super().from_pretrained(None, *args, **kwargs)
         check_source(pretrained_model_name_or_path, kwargs.get("use_safetensors"))
         wants_info = kwargs.pop("output_loading_info", False)
-        kwargs |= {"use_safetensors": True, "output_loading_info": True}
+        ignores_sizes = kwargs.pop("ignore_mismatched_sizes", False)
+        # we ask for everything that is wrong instead of the first, to name it
+        kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         if strict:
-            check_keys(str(pretrained_model_name_or_path), cls.base_model_prefix, info)
+            check_keys(str(pretrained_model_name_or_path), cls.base_model_prefix, info, ignores_sizes)
         return (model, info) if wants_info else model
 
     def _init_weights(self, module: nn.Module) -> None:

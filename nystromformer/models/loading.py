@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-SWITCHABLE = re.compile(r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.position_ids$")
+SWITCHABLE = re.compile(
+    r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.(position|token_type)_ids$"
+)
 """Parts of the encoder that options add or remove. Transformers reports them as new or unused, and that is all."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SHOWN = 6
@@ -26,8 +28,8 @@ def check_source(source: object, use_safetensors: bool | None) -> None:
         raise ValueError(f"{folder} has no model.safetensors: give a folder that save_pretrained() wrote, or a Hub id.")
 
 
-def check_keys(name: str, prefix: str, loading: dict[str, Iterable]) -> None:
-    """Refuse a checkpoint that lacks weights of the encoder, or has some that this configuration has no place for.
+def check_keys(name: str, prefix: str, loading: dict[str, Iterable], ignores_sizes: bool = False) -> None:
+    """Refuse a checkpoint that lacks weights of the encoder, has some that find no place, or some of another shape.
 
     Heads may differ: a new one is trained, an old one left behind. Transformers reports them.
     """
@@ -39,6 +41,14 @@ def check_keys(name: str, prefix: str, loading: dict[str, Iterable]) -> None:
             f"{name} does not fit its configuration. {named}. Check that config.json belongs to the weights (layers, "
             f"sizes), convert BERT-like checkpoints with `nystromformer convert SRC DST`, or pass strict=False to load "
             f"what fits and start the rest at random."
+        )
+    if loading["mismatched_keys"] and not ignores_sizes:
+        sizes = sorted(
+            f"{key} {tuple(theirs)}, needed {tuple(ours)}" for key, theirs, ours in loading["mismatched_keys"]
+        )
+        raise ValueError(
+            f"{name} has weights of other shapes: {_some(sizes)}. Check that config.json belongs to the weights, or "
+            f"pass ignore_mismatched_sizes=True to start these at random, as for a head with other labels."
         )
 
 

@@ -123,7 +123,13 @@ def test_damaged_weights_are_refused(bert, tmp_path, capsys):
     del tensors["bert.encoder.layer.0.output.dense.bias"]
     save_file(tensors, weights, {"format": "pt"})
     message = refusal(capsys, "convert", bert, tmp_path / "out")
-    assert "lacks weights of BertForMaskedLM: bert.encoder.layer.0.output.dense.bias" in message
+    assert "lacks weights of BertForMaskedLM" in message
+    assert "bert.encoder.layer.0.output.dense.bias" in message
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
+    assert "in other shapes: bert.embeddings.LayerNorm.bias" in refusal(capsys, "convert", bert, tmp_path / "out")
+    (bert / "config.json").write_text("{")
+    assert "not a valid JSON file" in refusal(capsys, "convert", bert, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -51,6 +51,7 @@ def test_a_batch_without_masked_tokens_costs_nothing(small, ids):
     loss = model(x, labels=torch.full_like(x, -100)).loss
     loss.backward()
     assert loss.item() == 0
+    assert model(x, labels=torch.full_like(x, -100), num_items_in_batch=torch.tensor(0)).loss == 0
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

@@ -86,6 +86,16 @@ def test_surplus_weights_are_named_with_what_to_do(small, tmp_path):
     assert info["unexpected_keys"]
 
 
+def test_weights_of_other_shapes_are_named(small, tmp_path):
+    NystromformerForSequenceClassification(small(num_labels=3)).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"classifier.out_proj.bias \(3,\), needed \(5,\).*ignore_mismatched_sizes=True"
+    ):
+        NystromformerForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+    model = NystromformerForSequenceClassification.from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert model.classifier.out_proj.out_features == 5
+
+
 def test_pickles_are_refused_in_favour_of_safetensors(small, tmp_path):
     model = NystromformerModel(small())
     model.config.save_pretrained(tmp_path)

@@ -35,16 +35,19 @@ def load_source(name: str) -> tuple[PreTrainedModel, list[Row]]:
         else:
             layout_of(AutoConfig.from_pretrained(name))
             loader = getattr(transformers, AUTO_CLASSES[kind])
-            model, info = loader.from_pretrained(name, use_safetensors=True, output_loading_info=True)
+            model, info = loader.from_pretrained(
+                name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except SafetensorError as error:
         raise ValueError(f"{name}: its safetensors file can't be read ({error}); fetch it again.") from error
-    missing = set(info["missing_keys"])
-    if kind == "Model" and missing and all(key.startswith("pooler.") for key in missing):
-        model.pooler, missing = None, set()  # many checkpoints come without; a random one would be no conversion
-    if missing:
+    wrong = {key for key, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])
+    if kind == "Model" and wrong and all(key.startswith("pooler.") for key in wrong):
+        model.pooler, wrong = None, set()  # many checkpoints come without; a random one would be no conversion
+    if wrong:
         raise ValueError(
-            f"{name} lacks weights of {type(model).__name__}: {', '.join(sorted(missing)[:6])}"
-            f"{' and more' if len(missing) > 6 else ''}; fetch it again, or mend `architectures` in its config.json."
+            f"{name} lacks weights of {type(model).__name__}, or has them in other shapes: "
+            f"{', '.join(sorted(wrong)[:6])}{' and more' if len(wrong) > 6 else ''}; fetch it again, or mend its "
+            f"config.json (`architectures`, sizes)."
         )
     surplus = [Row(status="left", source=key, note="not used by the source either") for key in info["unexpected_keys"]]
     return model, sorted(surplus, key=lambda row: row.source)
@@ -61,4 +64,5 @@ def read_config(name: str) -> dict[str, object]:
         return PreTrainedConfig.get_config_dict(name)[0]
     except OSError as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{name}: no folder, and no model that can be fetched from the Hub ({reason})") from error
+        where = "can't be read" if folder.is_dir() else "no folder, and no model that can be fetched from the Hub"
+        raise ValueError(f"{name}: {where} ({reason})") from error

@@ -27,7 +27,8 @@ class Tally(NamedTuple):
         HF Trainer passes the number of items of all batches between two optimizer steps as `num_items_in_batch`. The
         gradients of those batches then add up to that of one large batch. Nothing to count gives 0.
         """
-        return self.loss_sum / (self.count.clamp(min=1) if num_items is None else num_items)
+        count = self.count if num_items is None else torch.as_tensor(num_items, device=self.loss_sum.device)
+        return self.loss_sum / count.clamp(min=1)
 
 
 def cross_entropy_tally(logits: Tensor, labels: Tensor) -> Tally:

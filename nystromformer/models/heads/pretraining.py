@@ -61,7 +61,7 @@ class NystromformerForPreTraining(NystromformerPreTrainedModel):
 
     @staticmethod
     def count_items(batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """What both objectives count in the batches of one optimizer step: (masked tokens, pairs), float64.
+        """What both objectives count in the batches of one optimizer step: (masked tokens, pairs).
 
         The pair is what `forward` takes as `num_items_in_batch`, summed over processes where there are several. In a
         subclass of HF Trainer, return it from `_get_num_items_in_batch`.
@@ -70,7 +70,7 @@ class NystromformerForPreTraining(NystromformerPreTrainedModel):
             torch.stack([(batch[name] != IGNORED).sum() for name in ("labels", "sentence_order_label")])
             for batch in batches
         ]
-        return torch.stack(counts).sum(dim=0).double()
+        return torch.stack(counts).sum(dim=0)
 
     @can_return_tuple
     def forward(
@@ -131,7 +131,7 @@ def combined_loss(mlm: Tally | None, sop: Tally | None, num_items: Tensor | int 
     if num_items is None or (mlm is None and not _is_pair(num_items)):
         means = [tally.mean() for tally in (mlm, sop) if tally is not None]
     elif _is_pair(num_items):
-        counted = zip((mlm, sop), num_items.clamp(min=1), strict=True)
+        counted = zip((mlm, sop), num_items, strict=True)
         means = [tally.mean(count) for tally, count in counted if tally is not None]
     else:
         means = [mlm.mean(num_items)] + ([] if sop is None else [sop.mean() * mlm.count / num_items])
