@@ -21,7 +21,7 @@ _HOMES = {
         "NystromformerForTokenClassification",
         "NystromformerModel",
     ],
-    "nystromformer.integrations": ["register"],
+    "nystromformer.integrations": ["add_skip_convolution", "register"],
 }
 """Where each public name lives. It is imported when first used: the command line and the attentions stay light."""
 

@@ -1,12 +1,17 @@
 """Nyströmformer within other libraries."""
 
+from nystromformer.integrations.added_convolution import add_skip_convolution
+from nystromformer.integrations.attention_interface import register_attention
 from nystromformer.integrations.auto_classes import register_auto_classes
+from nystromformer.integrations.guarded_models import guard_models
 
-__all__ = ["register", "register_auto_classes"]
+__all__ = ["add_skip_convolution", "register", "register_attention", "register_auto_classes"]
 
 
 def register() -> None:
-    """Make Transformers know Nyströmformer: `AutoModel…` and pipelines load our models. Safe to call again.
+    """Make Transformers know Nyströmformer. Safe to call again.
+
+    `AutoModel…` and pipelines load our models, and `attn_implementation="nystrom"` works for other encoders.
 
     >>> register()
     >>> from transformers import AutoConfig
@@ -14,3 +19,5 @@ def register() -> None:
     'nystromformer.models.configuration'
     """
     register_auto_classes()
+    register_attention()
+    guard_models()

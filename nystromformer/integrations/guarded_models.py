@@ -1,0 +1,134 @@
+"""Models that would accept our names and not use them are refused, and recorded convolutions are built.
+
+Transformers checks that a name is registered, not that a model will ever look it up: some have attention of their own
+and would run it, dense, under our name. So three methods of `PreTrainedModel` are extended here, once for a process,
+and do what they did for all other names.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from nystromformer.integrations.added_convolution import AddedSkipConvolution, attach_recorded
+from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS
+from nystromformer.integrations.interface_masks import REMEDY
+from nystromformer.integrations.interface_modules import interface_modules, own_attention_classes
+
+WATCH = "_nystromformer_watch"
+
+
+def guard_models() -> None:
+    """Extend the methods. A second call changes nothing."""
+    for name, extension in EXTENSIONS.items():
+        original = getattr(PreTrainedModel, name)
+        if not hasattr(original, WATCH):
+            setattr(PreTrainedModel, name, _extended(original, extension))
+
+
+def _extended(original: Callable, extension: Callable) -> Callable:
+    @functools.wraps(original)
+    def method(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
+        return extension(model, functools.partial(original, model), *args, **kwargs)
+
+    setattr(method, WATCH, True)
+    return method
+
+
+def finish_building(model: PreTrainedModel, original: Callable) -> None:
+    """`post_init`: all modules are there, no weights are loaded yet."""
+    if model.config._attn_implementation in FUNCTIONS:
+        check_model(model)
+        attach_recorded(model)
+        watch(model)
+    original()
+
+
+def set_implementation(
+    model: PreTrainedModel, original: Callable, attn_implementation: str | dict, *args: object, **kwargs: object
+) -> None:
+    """`set_attn_implementation`: where a model can't change its attention, Transformers warns and leaves it."""
+    before = model.config._attn_implementation
+    original(attn_implementation, *args, **kwargs)
+    if FUNCTIONS.keys().isdisjoint(_names(attn_implementation)):
+        if any(isinstance(module, AddedSkipConvolution) for module in model.modules()):
+            warnings.warn("The added skip convolutions are not used by this attention.", stacklevel=3)
+        return
+    try:
+        if not any(module.config._attn_implementation in FUNCTIONS for module in interface_modules(model)):
+            refuse(model)
+        check_model(model)
+    except ValueError:
+        model.config._attn_implementation = before
+        raise
+    watch(model)
+
+
+def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *args: object) -> None:
+    """`_initialize_weights`: models know how their own modules start, and would leave ours as uninitialised memory."""
+    if isinstance(module, AddedSkipConvolution):
+        module.reset_parameters()
+    original(module, *args)
+
+
+EXTENSIONS = {
+    "post_init": finish_building,
+    "set_attn_implementation": set_implementation,
+    "_initialize_weights": initialize,
+}
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention never calls the interface; say so where that is true of a part of it."""
+    own = own_attention_classes(model)
+    if own and next(interface_modules(model), None) is None:
+        refuse(model)
+    if own:
+        warnings.warn(f"{', '.join(own)}: these modules keep their own attention, which is exact.", stacklevel=2)
+
+
+def refuse(model: PreTrainedModel) -> None:
+    raise ValueError(
+        f"{type(model).__name__} never calls Transformers' attention interface, so attn_implementation="
+        f"{model.config._attn_implementation!r} would change nothing: {REMEDY}. Models that have it say "
+        f"`ALL_ATTENTION_FUNCTIONS` in their code: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, ViT and many more."
+    )
+
+
+def watch(model: PreTrainedModel) -> None:
+    """After the first forward of `model`, see that our function was called at all."""
+    unwatch(model)
+    handles = [model.register_forward_pre_hook(_leave_parts_to_the_whole), model.register_forward_hook(_check_called)]
+    vars(model)[WATCH] = handles
+
+
+def unwatch(model: nn.Module) -> None:
+    for handle in vars(model).pop(WATCH, []):
+        handle.remove()
+
+
+def _leave_parts_to_the_whole(model: PreTrainedModel, args: object) -> None:
+    # a part may rightly have no attention, such as the convolutional backbone of a detector
+    if not torch.compiler.is_compiling():
+        for part in model.modules():
+            if part is not model:
+                unwatch(part)
+
+
+def _check_called(model: PreTrainedModel, args: object, output: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    unwatch(model)
+    if model.config._attn_implementation in FUNCTIONS and not any(module in CALLED for module in model.modules()):
+        refuse(model)
+
+
+def _names(attn_implementation: str | dict | None) -> Iterator[str]:
+    if isinstance(attn_implementation, dict):
+        for value in attn_implementation.values():
+            yield from _names(value)
+    elif attn_implementation is not None:
+        yield attn_implementation
