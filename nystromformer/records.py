@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +42,13 @@ def machine() -> dict[str, object]:
     return found
 
 
+def command() -> str:
+    """The command line that is running, as one would type it again."""
+    program = Path(sys.argv[0])
+    name = f"python {os.path.relpath(program)}" if program.suffix == ".py" else program.name
+    return " ".join([name, shlex.join(sys.argv[1:])]).strip()
+
+
 class Recorder:
     """Appends records of one job to its folder; each line is written whole or not at all.
 
@@ -53,7 +62,14 @@ class Recorder:
     def __init__(self, folder: str | Path, *, job: str, config: dict[str, object], seed: int | None = None) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.common = {"job": job, "config": config, "seed": seed, "versions": versions(), "machine": machine()}
+        self.common = {
+            "job": job,
+            "config": config,
+            "seed": seed,
+            "command": command(),
+            "versions": versions(),
+            "machine": machine(),
+        }
 
     def record(self, metric: str, value: object, **details: object) -> None:
         line = json.dumps({**self.common, "metric": metric, "value": value, **details}, ensure_ascii=False)

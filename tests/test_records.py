@@ -22,6 +22,7 @@ def test_records_say_what_made_them(tmp_path):
     assert record["seed"] == 3
     assert record["config"] == {"b": 1}
     assert record["versions"]["torch"]
+    assert record["command"]
     assert record["machine"]["cores"] >= 1
 
 
