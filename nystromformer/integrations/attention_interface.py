@@ -160,7 +160,7 @@ def repeat_heads(name: str, grouped: Tensor, query: Tensor) -> Tensor:
         return grouped
     if heads % groups:
         raise ValueError(
-            f"{name} has {groups} heads and query {heads}: the query's must be a multiple, one group for each head of {name}."
+            f"{name} has {groups} heads and query {heads}: the query's must be a multiple, so that groups share one."
         )
     return grouped.repeat_interleave(heads // groups, dim=1)
 
