@@ -4,10 +4,12 @@ import json
 import random
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from nystromformer.training.state import load_state, save_state
 
@@ -32,8 +34,25 @@ def steps_saved(out: Path) -> list[int]:
 
 
 def last_checkpoint(out: Path) -> Path | None:
-    steps = steps_saved(out)
-    return checkpoint_folder(out, steps[-1]) if steps else None
+    """The last checkpoint that can be read. Damaged ones are passed over with a warning."""
+    for step in reversed(steps_saved(out)):
+        folder = checkpoint_folder(out, step)
+        if (damage := damage_of(folder)) is None:
+            return folder
+        warnings.warn(f"{folder} is damaged ({damage}): going on from the one before, if there is any.", stacklevel=2)
+    return None
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """Which file of a checkpoint can't be read: a full disk or a power cut can leave one short. None for a whole one."""
+    try:
+        trainer_state(checkpoint)
+        for path in checkpoint.rglob("*.safetensors"):
+            with safe_open(path, framework="pt"):  # compares the file's length with what its header promises
+                pass
+    except (OSError, ValueError, SafetensorError) as error:
+        return str(error)
+    return None
 
 
 def keep_only(out: Path, steps: set[int]) -> None:

@@ -172,4 +172,5 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> LRScheduler:
     """The released schedule. Like any one-cycle schedule of PyTorch it moves β₁ against the learning rate."""
     peak = optimizer.param_groups[0]["lr"]
-    return OneCycleLR(optimizer, max_lr=peak, total_steps=steps, pct_start=warmup / steps, anneal_strategy="linear")
+    rising = max(warmup, 2) / steps  # PyTorch divides by the steps of a phase less one
+    return OneCycleLR(optimizer, max_lr=peak, total_steps=steps, pct_start=rising, anneal_strategy="linear")

@@ -1,9 +1,11 @@
 """One run in one folder: started once, resumed where it stopped, finished once."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from transformers import TrainerState
 
 from nystromformer.records import CONFIG, RECORDS, write_config
@@ -19,7 +21,7 @@ from nystromformer.training.checkpoints import (
 from nystromformer.training.trainer import ExactTrainer
 
 MODEL = "model"
-"""The subfolder with the best model of a finished run."""
+"""The subfolder with the model of a finished run."""
 
 
 def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
@@ -48,22 +50,30 @@ def prepare_folder(out: Path, config: dict[str, object], resume: bool) -> None:
 
 
 def train(trainer: ExactTrainer) -> None:
-    """Train from the last checkpoint of the run's folder to the end. The model is then the best one on the dev set."""
+    """Train from the last checkpoint of the run's folder to the end.
+
+    The model is then the best one on the dev set or, where the run names no metric for that, the last one.
+    """
     out = Path(trainer.args.output_dir)
     checkpoint = last_checkpoint(out)
     if checkpoint is not None and trainer_state(checkpoint)["global_step"] >= trainer.args.max_steps:
         # Killed after the last step. Trainer would take one step more.
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        best = checkpoint_folder(out, trainer.state.best_global_step)
-        trainer.model.load_state_dict(load_file(best / "model.safetensors"))
+        if trainer.state.best_global_step and trainer.args.load_best_model_at_end:
+            checkpoint = checkpoint_folder(out, trainer.state.best_global_step)
+        load_model(trainer.model, checkpoint / "model.safetensors")
         return
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
 
 def finish(trainer: ExactTrainer) -> None:
-    """Keep the best model as `out/model`; checkpoints are no longer needed."""
+    """Keep the model as `out/model`, whole or absent; checkpoints are no longer needed."""
     out = Path(trainer.args.output_dir)
     if trainer.args.should_save:
-        trainer._save(str(out / MODEL))
+        aside = out / f".{MODEL}"
+        shutil.rmtree(aside, ignore_errors=True)
+        trainer._save(str(aside))
+        shutil.rmtree(out / MODEL, ignore_errors=True)
+        os.replace(aside, out / MODEL)
         keep_only(out, set())
     trainer.accelerator.wait_for_everyone()

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
@@ -19,6 +21,7 @@ from nystromformer.training.checkpoints import (
     keep_only,
     load_generators,
     save_generators,
+    steps_saved,
     unfinished_folder,
 )
 from nystromformer.training.order import GroupedByLength, LongestFirst
@@ -47,7 +50,7 @@ class ExactTrainer(Trainer):
 
     - Batches are grouped by length; which examples they hold is a function of (seed, epoch) alone.
     - A checkpoint is written aside and renamed, so it is whole or absent, as safetensors and JSON without pickle. The
-      last one and the best one are kept.
+      last two and the best one are kept. Where the disk has no room for one, training goes on.
     - `scheduler(optimizer, steps)` may make the schedule of the learning rate.
     """
 
@@ -77,6 +80,12 @@ class ExactTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        is_best = super()._determine_best_metric(metrics, trial)
+        # Evaluations may be more frequent than checkpoints, and the best model is to be had in the end.
+        self.control.should_save |= is_best
+        return is_best
+
     @property
     def _shards_its_state(self) -> bool:
         """FSDP and DeepSpeed write their own distributed checkpoints."""
@@ -86,25 +95,41 @@ class ExactTrainer(Trainer):
         out, step = Path(self.args.output_dir), self.state.global_step
         aside, final = unfinished_folder(out, step), checkpoint_folder(out, step)
         self.store_flos()
-        if self.args.should_save:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
-        self.save_model(str(aside), _internal_call=True)
-        self._save_optimizer_and_scheduler(str(aside))
-        self._save_rng_state(str(aside))
-        self.accelerator.wait_for_everyone()
         if self.state.best_global_step:
             self.state.best_model_checkpoint = str(checkpoint_folder(out, self.state.best_global_step))
         if self.args.should_save:
-            for callback in (*self.callback_handler.callbacks, self.control):
-                if isinstance(callback, ExportableState):
-                    self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-            self.state.save_to_json(str(aside / TRAINER_STATE))
+            shutil.rmtree(aside, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        problem = self._write_checkpoint(aside)
+        if self._on_any_process(problem is not None):
+            shutil.rmtree(aside, ignore_errors=True)
+            warnings.warn(f"{final} can't be written ({problem}): training goes on without it.", stacklevel=2)
+        elif self.args.should_save:
             shutil.rmtree(final, ignore_errors=True)  # of a run that went further and was resumed from before
             os.replace(aside, final)
-            keep_only(out, {step, self.state.best_global_step})
+            before = [each for each in steps_saved(out) if each < step]
+            keep_only(out, {step, *before[-1:], self.state.best_global_step})
         self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, folder: Path) -> Exception | None:
+        """Write this process's part. Returns the error of a disk that is full or gone."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.save_model(str(folder), _internal_call=True)
+            self._save_optimizer_and_scheduler(str(folder))
+            self._save_rng_state(str(folder))
+            if self.args.should_save:
+                for callback in (*self.callback_handler.callbacks, self.control):
+                    if isinstance(callback, ExportableState):
+                        self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+                self.state.save_to_json(str(folder / TRAINER_STATE))
+        except (OSError, SafetensorError) as error:
+            return error
+        return None
+
+    def _on_any_process(self, flag: bool) -> bool:
+        counted = torch.tensor(float(flag), device=self.args.device)
+        return bool(self.accelerator.reduce(counted, reduction="sum") > 0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)

@@ -13,6 +13,22 @@ from training_runs import Killed, make_trainer
 
 from nystromformer.training.checkpoints import checkpoint_folder, last_checkpoint, steps_saved, trainer_state
 from nystromformer.training.run import train
+from nystromformer.training.state import save_state
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an uninterrupted run with the given settings, made once."""
+    runs: dict[str, Path] = {}
+
+    def run(**settings: object) -> Path:
+        key = repr(sorted(settings.items()))
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("whole")
+            train(make_trainer(runs[key], **settings))
+        return runs[key]
+
+    return run
 
 
 def last_weights(out: Path) -> dict[str, torch.Tensor]:
@@ -38,31 +54,28 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     ],
     ids=["first-epoch", "epoch-end", "second-epoch", "workers", "accumulation", "random-attention", "no-checkpoint"],
 )
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path, kill_at, settings):
-    train(make_trainer(tmp_path / "whole", **settings))
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path, whole, kill_at, settings):
     with pytest.raises(Killed):
-        train(make_trainer(tmp_path / "killed", kill_at, **settings))
-    train(make_trainer(tmp_path / "killed", **settings))
-    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
-    states = [trainer_state(last_checkpoint(tmp_path / run)) for run in ("whole", "killed")]
+        train(make_trainer(tmp_path, kill_at, **settings))
+    train(make_trainer(tmp_path, **settings))
+    assert_same(last_weights(whole(**settings)), last_weights(tmp_path))
+    states = [trainer_state(last_checkpoint(folder)) for folder in (whole(**settings), tmp_path)]
     assert states[0]["best_metric"] == states[1]["best_metric"]
     assert states[0]["best_global_step"] == states[1]["best_global_step"]
 
 
-def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tmp_path, monkeypatch):
-    train(make_trainer(tmp_path / "whole"))
-
+def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tmp_path, whole, monkeypatch):
     def killed(*_):
         raise Killed
 
-    trainer = make_trainer(tmp_path / "killed")
+    trainer = make_trainer(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("nystromformer.training.trainer.os.replace", killed_at_second_call(killed))
         with pytest.raises(Killed):
             train(trainer)
-    assert steps_saved(tmp_path / "killed") == [3], "what is not whole is not there"
-    train(make_trainer(tmp_path / "killed"))
-    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+    assert steps_saved(tmp_path) == [3], "what is not whole is not there"
+    train(make_trainer(tmp_path))
+    assert_same(last_weights(whole()), last_weights(tmp_path))
 
 
 def killed_at_second_call(killed):
@@ -87,10 +100,10 @@ def test_a_run_killed_after_its_last_step_takes_no_further_one(tmp_path):
     assert again.state.best_metric == whole.state.best_metric
 
 
-def test_checkpoints_hold_no_pickle_and_only_the_last_and_the_best_are_kept(tmp_path):
+def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(tmp_path):
     trainer = make_trainer(tmp_path)
     train(trainer)
-    assert set(steps_saved(tmp_path)) == {16, trainer.state.best_global_step}
+    assert set(steps_saved(tmp_path)) == {15, 16, trainer.state.best_global_step}
     files = {path.name for path in checkpoint_folder(tmp_path, 16).iterdir()}
     assert files == {
         "config.json",
@@ -102,9 +115,41 @@ def test_checkpoints_hold_no_pickle_and_only_the_last_and_the_best_are_kept(tmp_
     }
 
 
-def test_the_best_model_is_the_one_left(tmp_path):
-    trainer = make_trainer(tmp_path)
+@pytest.mark.parametrize("file", ["model.safetensors", "training_state.safetensors", "trainer_state.json"])
+def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path, file):
+    train(make_trainer(tmp_path / "whole"))
+    with pytest.raises(Killed):
+        train(make_trainer(tmp_path / "killed", 13))
+    path = checkpoint_folder(tmp_path / "killed", 12) / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="checkpoint-12 is damaged .*: going on from the one before"):
+        train(make_trainer(tmp_path / "killed"))
+    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    train(make_trainer(tmp_path / "whole"))
+
+    def no_space(path, state):
+        if path.parent.name == ".checkpoint-12":
+            raise OSError(28, "No space left on device")
+        save_state(path, state)
+
+    monkeypatch.setattr("nystromformer.training.trainer.save_state", no_space)
+    with pytest.warns(UserWarning, match="checkpoint-12 can't be written .*No space left.*: training goes on"):  # noqa: SIM117
+        with pytest.raises(Killed):
+            train(make_trainer(tmp_path / "killed", 13))
+    assert steps_saved(tmp_path / "killed")[-1] == 9
+    assert not list((tmp_path / "killed").glob(".checkpoint-*"))
+    train(make_trainer(tmp_path / "killed"))
+    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+
+
+@pytest.mark.parametrize("save_steps", [3, 15])
+def test_the_best_model_is_the_one_left_even_between_regular_checkpoints(tmp_path, save_steps):
+    trainer = make_trainer(tmp_path, save_steps=save_steps)
     train(trainer)
+    assert trainer.state.best_global_step < 15
     best = load_file(checkpoint_folder(tmp_path, trainer.state.best_global_step) / "model.safetensors")
     assert_same(best, trainer.model.state_dict())
     assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric

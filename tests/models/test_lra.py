@@ -1,0 +1,69 @@
+"""The Long Range Arena classifier: the paper's sizes, pairs, pooling."""
+
+import pytest
+import torch
+
+from nystromformer.models.lra import LongRangeArenaConfig, NystromformerForLongRangeArena, lra_config
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    fields = {"attention": "nystrom-8", "vocab_size": 32, "max_position_embeddings": 64, "num_labels": 10}
+    return NystromformerForLongRangeArena(lra_config(**fields | changes)).eval()
+
+
+def test_the_model_has_the_papers_size():
+    """ListOps at 2,048: embeddings, two layers of width 64 with two kernels of 35, and the head 64 → 128 → 10."""
+    model = build(attention="nystrom-64", max_position_embeddings=2048)
+    embeddings = (32 + 2048) * 64
+    layer = 4 * (64 * 64 + 64) + (64 * 128 + 128) + (128 * 64 + 64) + 2 * 2 * 64 + 2 * 35
+    head = (64 * 128 + 128) + (128 * 10 + 10)
+    assert model.num_parameters() == embeddings + 2 * layer + 2 * 64 + head
+
+
+def test_padding_does_not_change_the_answer():
+    model, ids = build(), torch.randint(1, 32, (1, 40))
+    padded = torch.nn.functional.pad(ids, (0, 13))
+    torch.testing.assert_close(model(ids).logits, model(padded, attention_mask=padded != 0).logits)
+
+
+def test_the_release_divides_by_the_padded_length():
+    right, released, ids = build(), build(pooled_length=64), torch.randint(1, 32, (2, 16))
+    expected = right.pooled(ids, None) * 16 / 64
+    torch.testing.assert_close(released.pooled(ids, None), expected)
+    mask = torch.arange(16).expand(2, 16) < torch.tensor([[16], [4]])
+    expected = right.pooled(ids, mask) * torch.tensor([[16 / 64], [4 / 64]])
+    torch.testing.assert_close(released.pooled(ids, mask), expected)
+
+
+def test_pairs_share_the_encoder_and_are_compared():
+    model, ids = build(pair=True, num_labels=2), torch.randint(1, 32, (3, 2, 20))
+    first, second = (model.pooled(ids[:, side], None) for side in (0, 1))
+    features = torch.cat((first, second, first * second, first - second), dim=1)
+    expected = model.out_proj(torch.relu(model.dense(features)))
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
+def test_the_loss_is_the_mean_cross_entropy():
+    model, ids, labels = build(), torch.randint(1, 32, (4, 20)), torch.tensor([0, 3, 9, 1])
+    out = model(ids, labels=labels)
+    torch.testing.assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
+
+
+def test_a_saved_model_loads(tmp_path):
+    model, ids = build(pair=True, pooled_length=64), torch.randint(1, 32, (3, 2, 20))
+    model.save_pretrained(tmp_path)
+    loaded = NystromformerForLongRangeArena.from_pretrained(tmp_path).eval()
+    assert isinstance(loaded.config, LongRangeArenaConfig)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("pair, shape", [(False, (2, 2, 20)), (True, (2, 20)), (True, (2, 3, 20))])
+def test_input_of_the_wrong_form_is_refused(pair, shape):
+    with pytest.raises(ValueError, match=f"must be .*, since pair={pair}"):
+        build(pair=pair)(torch.ones(shape, dtype=torch.long))
+
+
+def test_a_senseless_length_is_refused():
+    with pytest.raises(ValueError, match="pooled_length=0: must be at least 1"):
+        build(pooled_length=0)
