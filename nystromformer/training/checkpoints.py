@@ -44,7 +44,7 @@ def last_checkpoint(out: Path) -> Path | None:
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """Which file of a checkpoint can't be read: a full disk or a power cut can leave one short. None for a whole one."""
+    """Why a checkpoint can't be read, None for a whole one. A power cut can leave files short that were written."""
     try:
         trainer_state(checkpoint)
         for path in checkpoint.rglob("*.safetensors"):

@@ -11,7 +11,7 @@ import training_runs
 from safetensors.torch import load_file
 from training_runs import Killed, make_trainer
 
-from nystromformer.training.checkpoints import checkpoint_folder, last_checkpoint, steps_saved, trainer_state
+from nystromformer.training.checkpoints import checkpoint_folder, damage_of, last_checkpoint, steps_saved, trainer_state
 from nystromformer.training.run import train
 from nystromformer.training.state import save_state
 
@@ -115,13 +115,18 @@ def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(
     }
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "training_state.safetensors", "trainer_state.json"])
-def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path, file):
+def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path):
     train(make_trainer(tmp_path / "whole"))
     with pytest.raises(Killed):
         train(make_trainer(tmp_path / "killed", 13))
-    path = checkpoint_folder(tmp_path / "killed", 12) / file
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    checkpoint = checkpoint_folder(tmp_path / "killed", 12)
+    for file in ("model.safetensors", "training_state.safetensors", "trainer_state.json"):
+        content = (checkpoint / file).read_bytes()
+        (checkpoint / file).write_bytes(content[: len(content) // 2])
+        assert damage_of(checkpoint) is not None
+        (checkpoint / file).write_bytes(content)
+        assert damage_of(checkpoint) is None
+    (checkpoint / "training_state.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="checkpoint-12 is damaged .*: going on from the one before"):
         train(make_trainer(tmp_path / "killed"))
     assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
