@@ -10,10 +10,8 @@ from nystromformer.jobs.attention_map import attention_map
 from nystromformer.jobs.bench import bench
 from nystromformer.jobs.convert import convert
 from nystromformer.jobs.demo import demo
-from nystromformer.jobs.finetune import finetune
 from nystromformer.jobs.lra import lra
 from nystromformer.jobs.lra_data import lra_data
-from nystromformer.jobs.report import report
 from nystromformer.version import __version__
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
@@ -32,8 +30,6 @@ app.command()(bench)
 app.command()(attention_map)
 app.command()(lra)
 app.command()(lra_data)
-app.command()(finetune)
-app.command()(report)
 
 
 def _show_version(asked: bool) -> None:
