@@ -20,6 +20,9 @@ def lra_data(
     min_tokens: Annotated[int | None, typer.Option(help="ListOps: expressions have more tokens than this.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="ListOps: expressions have fewer tokens than this.")] = None,
     count: Annotated[int | None, typer.Option(help="Pathfinder: pictures, of which 80 % are for training.")] = None,
+    contour_length: Annotated[
+        int | None, typer.Option(help="Pathfinder: paddles of a long contour; fewer are easier.")
+    ] = None,
     preview: Annotated[Path | None, typer.Option(help="Pathfinder: a PNG of some pictures to look at.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 0,
@@ -30,6 +33,8 @@ def lra_data(
 
     Look at some pictures: `nystromformer lra-data pathfinder --preview pictures.png`
     """
+    from dataclasses import replace
+
     from nystromformer.attention.checks import check_choice
     from nystromformer.data.lra import TASKS, fetch, pathfinder
     from nystromformer.jobs.lra_grid import generate
@@ -37,7 +42,7 @@ def lra_data(
 
     given = {
         "listops": {"train": train, "dev": dev, "test": test, "min_tokens": min_tokens, "max_tokens": max_tokens},
-        "pathfinder": {"count": count},
+        "pathfinder": {"count": count, "contour_length": contour_length},
     }
     with user_input():
         check_choice("TASK", task, TASKS)
@@ -52,15 +57,17 @@ def lra_data(
             raise UserError(f"--workers {workers}: must be at least 1.")
         if out is None and preview is None:
             raise UserError("--out is missing: give the folder to write.")
+        data = RECIPES[preset][task].data
+        if data is not None:
+            changes = {option: value for option, value in given[task].items() if value is not None}
+            data = replace(data, **changes, seed=seed)
         if preview is not None:
-            pathfinder.preview(preview, seed)
+            pathfinder.preview(preview, data)
             typer.echo(f"{preview}: connected on the left, not connected on the right")
         if out is None:
             return
-        data = RECIPES[preset][task].data
         if data is None:
             fetch(task, out)
         else:
-            changes = {option: value for option, value in given[task].items() if value is not None}
-            generate(task, out, type(data)(**{**vars(data), **changes, "seed": seed}), workers)
+            generate(task, out, data, workers)
     typer.echo(f"{task}: {out}")

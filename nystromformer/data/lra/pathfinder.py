@@ -32,14 +32,22 @@ BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class PathfinderSetOptions:
-    """The default number of pictures is LRA's."""
+    """The defaults are LRA's, of its hard set."""
 
     count: int = 200_000
+    contour_length: int = 14
+    """Paddles of a long contour. Shorter ones are easier to follow; LRA has 6 and 9, too."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.count < 20 or self.count % 2:
             raise ValueError(f"count={self.count}: must be even, for balance, and at least 20; LRA has 200,000.")
+        if not 3 <= self.contour_length <= 14:
+            raise ValueError(f"contour_length={self.contour_length}: must be 3 to 14; LRA has 6, 9 and 14.")
+
+    @property
+    def pictures(self) -> PathfinderOptions:
+        return PathfinderOptions(contour_length=self.contour_length, distractor_length=self.contour_length // 3)
 
 
 def picture_number(index: int, seed: int, options: PathfinderOptions) -> tuple[np.ndarray, bool]:
@@ -60,17 +68,17 @@ def generate(
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a set into the folder `out`. The same seed gives the same pictures whatever the number of `workers`."""
-    shape = PathfinderOptions(size=SIZE)
     folders = math.ceil(options.count / BATCH)
     description = {
         "task": "pathfinder",
-        "options": {**asdict(options), **asdict(shape)},
+        "options": {**asdict(options), **asdict(options.pictures)},
         "examples": {"all": options.count},
     }
     with whole_folder(out, description) as folder:
-        (folder / DIFFICULTY / "metadata").mkdir(parents=True)
+        inner = folder / f"curv_contour_length_{options.contour_length}"
+        (inner / "metadata").mkdir(parents=True)
         parts = [(number, range(number * BATCH, min((number + 1) * BATCH, options.count))) for number in range(folders)]
-        write = partial(write_batch, folder / DIFFICULTY, options.seed, shape)
+        write = partial(write_batch, inner, options.seed, options.pictures)
         made = 0
         for written in in_order(write, parts, 1 if len(parts) == 1 else workers):
             made += written
@@ -96,13 +104,13 @@ def write_batch(folder: Path, seed: int, options: PathfinderOptions, part: tuple
     return len(rows)
 
 
-def preview(path: Path, seed: int, columns: int = 8) -> None:
+def preview(path: Path, options: PathfinderSetOptions, columns: int = 8) -> None:
     """A sheet of the first pictures of a seed: those on the left are connected, those on the right are not."""
     from PIL import Image
 
     pairs: dict[bool, list[np.ndarray]] = {True: [], False: []}
     for index in range(columns * columns):
-        pixels, connected = picture_number(index, seed, PathfinderOptions())
+        pixels, connected = picture_number(index, options.seed, options.pictures)
         pairs[connected].append(pixels)
     half = columns // 2
     rows = [pairs[side][row * half : (row + 1) * half] for row in range(columns) for side in (True, False)]
@@ -111,9 +119,15 @@ def preview(path: Path, seed: int, columns: int = 8) -> None:
 
 
 def read(folder: Path, max_length: int) -> Splits:
-    """Read LRA's folder or ours: the one that holds `curv_contour_length_14`, or that one itself."""
-    root = folder
-    folder = folder / DIFFICULTY if (folder / DIFFICULTY).is_dir() else folder
+    """Read LRA's folder or ours: the one that holds `curv_contour_length_14`, or that one itself.
+
+    Another difficulty is read where it is the only one.
+    """
+    root, others = folder, sorted(folder.glob("curv_*"))
+    if (folder / DIFFICULTY).is_dir():
+        folder = folder / DIFFICULTY
+    elif len(others) == 1:
+        folder = others[0]
     metadata = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not metadata:
         raise ValueError(

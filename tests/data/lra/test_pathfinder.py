@@ -130,7 +130,7 @@ def test_pictures_do_not_depend_on_the_number_of_workers(monkeypatch, tmp_path):
 
 
 def test_preview_is_a_picture(tmp_path):
-    preview(tmp_path / "sheet.png", seed=0, columns=4)
+    preview(tmp_path / "sheet.png", PathfinderSetOptions(), columns=4)
     assert Image.open(tmp_path / "sheet.png").size == (4 * 36 * 4, 4 * 36 * 4)
 
 
@@ -164,7 +164,17 @@ def test_damage_is_named_with_a_remedy(folder, tmp_path, name, change, message):
         read(damaged(folder, tmp_path, name, change), 1024)
 
 
-@pytest.mark.parametrize("count", [0, 21])
-def test_sets_that_can_not_be_balanced_are_refused(count):
-    with pytest.raises(ValueError, match="must be even"):
-        PathfinderSetOptions(count=count)
+def test_an_easier_set_is_made_and_read(tmp_path):
+    generate(tmp_path / "easy", PathfinderSetOptions(count=20, contour_length=6), workers=1)
+    assert (tmp_path / "easy" / "curv_contour_length_6").is_dir()
+    assert len(read(tmp_path / "easy", 1024).train) == 16
+    picture = random_picture(np.random.default_rng(0), True, PathfinderSetOptions(contour_length=6).pictures)
+    assert [len(contour) for contour in picture.contours] == [6, 6, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"count": 0}, "must be even"), ({"count": 21}, "must be even"), ({"contour_length": 2}, "must be 3 to 14"),
+])  # fmt: skip
+def test_impossible_sets_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PathfinderSetOptions(**options)
