@@ -10,6 +10,7 @@ from nystromformer.jobs.attention_map import attention_map
 from nystromformer.jobs.bench import bench
 from nystromformer.jobs.convert import convert
 from nystromformer.jobs.demo import demo
+from nystromformer.jobs.finetune import finetune
 from nystromformer.jobs.lra import lra
 from nystromformer.jobs.lra_data import lra_data
 from nystromformer.version import __version__
@@ -30,6 +31,7 @@ app.command()(bench)
 app.command()(attention_map)
 app.command()(lra)
 app.command()(lra_data)
+app.command()(finetune)
 
 
 def _show_version(asked: bool) -> None:

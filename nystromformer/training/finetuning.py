@@ -1,0 +1,237 @@
+"""One fine-tuning run: a task, a model, an attention and a seed, trained, scored and predicted in its own folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+
+from nystromformer.data.glue import TASKS, TextSplits
+from nystromformer.data.lra import as_is
+from nystromformer.records import Recorder, read_records, write_text
+from nystromformer.training.arguments import processes, training_arguments
+from nystromformer.training.checkpoints import last_checkpoint, trainer_state
+from nystromformer.training.early_stopping import StopEarly, has_stalled
+from nystromformer.training.finetuning_recipes import Recipe
+from nystromformer.training.metrics import metric_function, scores
+from nystromformer.training.order import LongestFirst, examples_seen
+from nystromformer.training.progress import ShowProgress
+from nystromformer.training.recording import Curves, Record
+from nystromformer.training.run import finish, prepare_folder, train
+from nystromformer.training.text_examples import TokenizedTexts
+from nystromformer.training.trainer import ExactTrainer
+
+RESULT = "score"
+"""The record that a finished run ends with."""
+SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
+"""Names of GLUE's submission files that are not the task's own."""
+HIGHEST_SCORE = 5.0
+"""Of STS-B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Everything that decides what comes out, but for the data."""
+
+    task: str
+    model: str
+    attention: str
+    seed: int
+    preset: str
+    recipe: Recipe
+    search: bool
+    """One of the runs from which the best on the development part is taken."""
+    settings: dict[str, object]
+    """Fields of `TrainingArguments` that the user has set."""
+    dtype: str
+
+    def config(self) -> dict[str, object]:
+        """As it is noted in the folder and in each record."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "attention": self.attention,
+            "preset": self.preset,
+            **{name: value for name, value in vars(self.recipe).items() if value is not None},
+            "search": self.search,
+            "settings": self.settings,
+            "dtype": self.dtype,
+            "processes": processes(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningData:
+    """The parts of a data set as the model reads them, beside the texts they come from."""
+
+    splits: TextSplits
+    train: TokenizedTexts
+    dev: dict[str, TokenizedTexts]
+    test: dict[str, TokenizedTexts]
+
+    @property
+    def is_regression(self) -> bool:
+        return self.splits.labels is None
+
+
+def metrics_of(task: str, is_regression: bool) -> tuple[str, ...]:
+    """The first decides. A task of the user's own has accuracy, or correlations where its labels are numbers."""
+    if task in TASKS:
+        return TASKS[task].metrics
+    return ("pearson", "spearman") if is_regression else ("accuracy",)
+
+
+def arguments_of(cell: Cell, out: Path, device: str, train_examples: int, metric: str) -> TrainingArguments:
+    return training_arguments(
+        out,
+        batch_size=cell.recipe.batch_size,
+        seed=cell.seed,
+        device=device,
+        dtype=cell.dtype,
+        defaults=cell.recipe.arguments(train_examples, metric),
+        settings=cell.settings,
+    )
+
+
+def result_of(out: Path) -> dict[str, object] | None:
+    """The last record of a finished run; None for one that is not finished or not begun."""
+    try:
+        return next((record for record in read_records(out) if record["metric"] == RESULT), None)
+    except FileNotFoundError:
+        return None
+
+
+def run_cell(
+    cell: Cell,
+    data: FinetuningData,
+    load_model: Callable[[], PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    device: str,
+    *,
+    resume: bool,
+    predict: bool,
+) -> dict[str, object]:
+    """Train, take the model that was best on the first development part, and score it. Returns the record.
+
+    With `predict`, the predictions for test parts without labels are written as GLUE's server reads them.
+    """
+    metrics = metrics_of(cell.task, data.is_regression)
+    arguments = arguments_of(cell, out, device, len(data.train), metrics[0])
+    config = {**cell.config(), "data": data.splits.fingerprint()}
+    with arguments.main_process_first():  # the others find the folder as it shall be
+        if arguments.should_save:
+            prepare_folder(out, config, resume)
+    if (done := result_of(out)) is not None:
+        return done
+    recorder = Recorder(out, job="finetune", config=config, seed=cell.seed)
+    set_seed(cell.seed)
+    callbacks = [ShowProgress(f"{cell.task} {cell.attention} seed {cell.seed}"), Record(recorder), Curves(out)]
+    patience = cell.recipe.patience
+    trainer = ExactTrainer(
+        model=load_model(),
+        args=arguments,
+        data_collator=as_is,
+        train_dataset=data.train,
+        eval_dataset=next(iter(data.dev.values())),
+        processing_class=tokenizer,
+        compute_metrics=metric_function(metrics),
+        preprocess_logits_for_metrics=numbers_of if data.is_regression else classes_of,
+        callbacks=callbacks + ([StopEarly(metrics[0], patience)] if patience else []),
+    )
+    if patience:
+        end_where_stopped(trainer, metrics[0], patience)
+    train(trainer)
+    found = score_parts(trainer, data, metrics)
+    if predict:
+        write_predictions(trainer, data, cell.task, out)
+    finish(trainer)
+    if arguments.should_save:
+        record_result(recorder, trainer, cell, data, metrics[0], found)
+    trainer.accelerator.wait_for_everyone()
+    return result_of(out)
+
+
+def end_where_stopped(trainer: ExactTrainer, metric: str, patience: int) -> None:
+    """A run that had stopped early and was killed before it was scored takes no further step."""
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    if checkpoint is not None:
+        state = trainer_state(checkpoint)
+        if has_stalled(state["log_history"], metric, patience):
+            trainer.args.max_steps = state["global_step"]
+
+
+def score_parts(trainer: ExactTrainer, data: FinetuningData, metrics: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Scores of all parts with labels, by part and metric."""
+    parts = {name: part for name, part in (data.dev | data.test).items() if part.labels is not None}
+    return {name: scores(metrics, part.labels, predictions(trainer, part)) for name, part in parts.items()}
+
+
+def predictions(trainer: ExactTrainer, part: TokenizedTexts) -> np.ndarray:
+    """A class or a number for each example, in the order of the part."""
+    found = trainer.predict(part, metric_key_prefix="test").predictions
+    in_order = np.empty_like(found)
+    in_order[LongestFirst(part.lengths).order] = found  # which is how the trainer goes through them
+    return in_order
+
+
+def write_predictions(trainer: ExactTrainer, data: FinetuningData, task: str, out: Path) -> None:
+    """`predictions/TASK.tsv` for test parts without labels: `index` and `prediction`, with names of classes."""
+    for name, part in data.test.items():
+        if part.labels is not None:
+            continue
+        found = predictions(trainer, part)
+        if data.is_regression:
+            written = [f"{min(max(value, 0.0), HIGHEST_SCORE) if task == 'stsb' else value:.3f}" for value in found]
+        else:
+            written = [data.splits.labels[value] for value in found]
+        rows = zip(data.splits.test[name].index, written, strict=True)
+        title = SUBMISSIONS.get(name, TASKS[task].title if task in TASKS else name)
+        if trainer.args.should_save:
+            lines = ["index\tprediction", *("\t".join(row) for row in rows)]
+            write_text(out / "predictions" / f"{title}.tsv", "\n".join(lines) + "\n")
+
+
+def record_result(
+    recorder: Recorder,
+    trainer: ExactTrainer,
+    cell: Cell,
+    data: FinetuningData,
+    metric: str,
+    found: dict[str, dict[str, float]],
+) -> None:
+    """The paper's metric on the test part, where that has labels; else on the first development part."""
+    dev = next(iter(data.dev))
+    part = next((name for name in data.test if name in found), dev)
+    steps = trainer.state.global_step
+    recorder.record(
+        RESULT,
+        found[part][metric],
+        name=metric,
+        part=part,
+        dev_score=found[dev][metric],
+        scores=found,
+        step=steps,
+        best_step=trainer.state.best_global_step,
+        examples_seen=examples_seen(steps, cell.recipe.batch_size, len(data.train)),
+        train_examples=len(data.train),
+        scored_examples={name: len((data.dev | data.test)[name]) for name in found},
+        left_out=data.splits.train.left_out,
+        mean_length=round(float(data.train.lengths.mean()), 1),
+        parameters=trainer.model.num_parameters(),
+    )
+
+
+def classes_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return _first(logits).argmax(dim=-1)
+
+
+def numbers_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return _first(logits).float().squeeze(-1)
+
+
+def _first(logits: Tensor | tuple) -> Tensor:
+    """Some models hand on more than logits."""
+    return logits[0] if isinstance(logits, tuple) else logits
