@@ -12,8 +12,8 @@ from nystromformer.errors import user_input
 from nystromformer.models.lra import lra_config
 from nystromformer.records import read_records, write_text
 from nystromformer.report.lra_table import lra_tables
-from nystromformer.training.arguments import check_device, on_cpu, parse_settings
-from nystromformer.training.lra import Cell, arguments_of, read_splits, run_cell
+from nystromformer.training.arguments import check_device, on_cpu, parse_settings, processes
+from nystromformer.training.lra import Cell, arguments_of, prepare_cell, read_splits, run_cell
 from nystromformer.training.lra_recipes import ATTENTIONS, RECIPES, Legacy, Recipe
 from nystromformer.training.progress import counting
 from nystromformer.training.run import check_folder
@@ -45,6 +45,9 @@ class LraOptions:
     def __post_init__(self) -> None:
         check_choice("--preset", self.preset, tuple(RECIPES))
         check_device(self.device)
+        if self.legacy.no_seed and (self.resume or processes() > 1):
+            given = "--resume" if self.resume else f"{processes()} processes"
+            raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
         for name in ("steps", "batch_size", "max_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -128,7 +131,8 @@ def run_grid(options: LraOptions, say: Callable[[str], None]) -> None:
                 task, splits = cell.task, None  # the data of one task at a time
                 with arguments.main_process_first():  # which generates what is not there
                     splits = read_data(options, cell, say if arguments.should_save else _silent)
-        record = run_cell(cell, splits, folder, arguments, options.resume)
+            config = prepare_cell(cell, splits, folder, arguments, options.resume)
+        record = run_cell(cell, splits, folder, arguments, config)
         if arguments.should_save:
             say(
                 f"{TASKS[cell.task].title}, {cell.attention}, seed {cell.seed}: {100 * record['value']:.2f} % of "

@@ -45,6 +45,7 @@ class Cell:
         return {
             "task": self.task,
             "attention": self.attention,
+            "seed": self.seed,
             "preset": self.preset,
             **recipe,
             "legacy": self.legacy.names(),
@@ -118,12 +119,21 @@ def result_of(out: Path) -> dict[str, object] | None:
         return None
 
 
-def run_cell(cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, resume: bool) -> dict[str, object]:
-    """Train, take the model that was best on the dev set, and test it on the whole test set. Returns the record."""
+def prepare_cell(
+    cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, resume: bool
+) -> dict[str, object]:
+    """Note the configuration in the folder and return it. Raises `ValueError` where another run is there."""
     config = {**cell.config(), "data": splits.fingerprint()}
     with arguments.main_process_first():  # the others find the folder as it shall be
         if arguments.should_save:
             prepare_folder(out, config, resume)
+    return config
+
+
+def run_cell(
+    cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, config: dict[str, object]
+) -> dict[str, object]:
+    """Train, take the model that was best on the dev set, and test it on the whole test set. Returns the record."""
     if (done := result_of(out)) is not None:
         return done
     recorder = Recorder(out, job="lra", config=config, seed=cell.seed)

@@ -20,9 +20,11 @@ class ShowProgress(TrainerCallback):
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args, state, control, **_: object) -> None:
-        if not state.is_world_process_zero:
-            return
-        self.started, self.first_step = time.monotonic(), state.global_step
+        if state.is_world_process_zero:
+            self.started, self.first_step = time.monotonic(), state.global_step
+            self._show(state)
+
+    def _show(self, state) -> None:
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -42,6 +44,8 @@ class ShowProgress(TrainerCallback):
             self.bar.update(self.steps, completed=state.global_step, speed=speed)
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: object) -> None:
+        if self.bar is None and state.is_world_process_zero:  # the final test, after training
+            self._show(state)
         if self.bar is not None:
             self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True)
 
@@ -63,7 +67,13 @@ class ShowProgress(TrainerCallback):
             soft_wrap=True,
         )
 
+    def on_predict(self, args, state, control, metrics=None, **_: object) -> None:
+        self._hide()
+
     def on_train_end(self, args, state, control, **_: object) -> None:
+        self._hide()
+
+    def _hide(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None

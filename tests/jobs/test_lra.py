@@ -150,6 +150,11 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path, capsys):
     assert smoke("listops", data, tmp_path / "run") == 0
     assert smoke("listops", data, tmp_path / "run", "--resume", "--steps", "9") == 2
     assert "--resume with steps=9" in capsys.readouterr().err
+    assert smoke("listops", data, tmp_path / "run", "--resume", "--seed", "1") == 2
+    assert "--resume with seed=1" in capsys.readouterr().err
+    generate_listops(tmp_path / "other", ListOpsOptions(min_tokens=16, max_tokens=64, train=24, dev=6, test=10, seed=5))
+    assert smoke("listops", tmp_path / "other", tmp_path / "run", "--resume") == 2
+    assert "--resume with data=" in capsys.readouterr().err
     assert smoke("listops", data, tmp_path / "run", "--resume") == 0
 
 
@@ -208,6 +213,7 @@ BAD = [
     (["listops", "--set", "seed=1"], "--set seed=1: use --seed instead"),
     (["listops", "--set", "save_steps=3", "--set", "eval_steps=2"], "not a round multiple of 2"),
     (["listops", "--data", "nowhere/at/all"], "nowhere/at/all: no such folder"),
+    (["listops", "--legacy-no-seed", "--resume"], "--legacy-no-seed with --resume"),
     (["listops", "--legacy-drop-last", "--batch-size", "32"], "make no full batch of 32"),
 ]
 
