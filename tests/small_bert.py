@@ -11,11 +11,11 @@ SIZES = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "n
          "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
 
 
-def write_bert(folder: Path, labels: int | None = None) -> Path:
+def write_bert(folder: Path, labels: int | None = None, **changes: object) -> Path:
     """A folder with an encoder, with a head for so many labels if given, and its tokenizer."""
     torch.manual_seed(0)
     if labels is None:
-        model = transformers.BertModel(transformers.BertConfig(**SIZES))
+        model = transformers.BertModel(transformers.BertConfig(**SIZES | changes))
     else:
         model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=labels))
     model.save_pretrained(folder)

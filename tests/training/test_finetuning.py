@@ -1,0 +1,148 @@
+"""What fine-tuning is made of: scores, batches, models with another attention, predictions in order."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from glue_files import sentence
+from small_bert import write_bert
+
+import nystromformer
+from nystromformer.data.glue import Texts
+from nystromformer.jobs.finetune_models import Source, load_classifier
+from nystromformer.report.finetune_table import finetune_tables
+from nystromformer.training.early_stopping import has_stalled
+from nystromformer.training.finetuning import predictions
+from nystromformer.training.finetuning_recipes import RECIPES, Recipe
+from nystromformer.training.metrics import scores
+from nystromformer.training.order import LongestFirst
+from nystromformer.training.text_examples import tokenize
+
+LABELS = ("0", "1")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    """Its weights are large enough for attention to matter."""
+    nystromformer.register()
+    return Source(name=str(write_bert(tmp_path_factory.mktemp("models") / "bert", initializer_range=0.5)))
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    firsts = ["the good film " * (1 + 3 * (i % 4)) + sentence(i) for i in range(12)]
+    return Texts(firsts, [sentence(i + 1) for i in range(12)], np.arange(12) % 2)
+
+
+def classifier(source: Source, attention: str, max_length: int = 64) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return load_classifier(source, attention=attention, max_length=max_length, labels=LABELS).eval()
+
+
+def test_scores_are_those_of_their_formulas():
+    labels, found = np.array([1, 1, 1, 0, 0, 0, 1, 0]), np.array([1, 0, 1, 0, 1, 0, 1, 0])
+    tp, fp, fn, tn = 3, 1, 1, 3
+    expected = {
+        "accuracy": (tp + tn) / 8,
+        "f1": 2 * tp / (2 * tp + fp + fn),
+        "matthews": (tp * tn - fp * fn) / ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5,
+    }
+    assert scores(tuple(expected), labels, found) == pytest.approx(expected)
+    numbers, guesses = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0])
+    assert scores(("spearman",), numbers, guesses)["spearman"] == pytest.approx(1)
+    assert scores(("pearson",), numbers, guesses)["pearson"] == pytest.approx(np.corrcoef(numbers, guesses)[0, 1])
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman", "matthews", "f1"])
+def test_a_constant_guess_scores_zero_and_never_nan(name):
+    labels = np.array([0, 1, 1, 0]) if name in ("matthews", "f1") else np.array([0.0, 1.0, 2.0, 3.0])
+    assert scores((name,), labels, np.zeros_like(labels)) == {name: 0.0}
+
+
+def test_batches_are_padded_to_their_longest_and_say_what_is_padding(source, texts):
+    examples = tokenize(texts, source.tokenizer(), 64, with_types=True)
+    short, long = int(examples.lengths.argmin()), int(examples.lengths.argmax())
+    batch = examples.batch([short, long])
+    assert batch["input_ids"].shape == (2, examples.lengths.max())
+    assert batch["attention_mask"].sum(dim=1).tolist() == examples.lengths[[short, long]].tolist()
+    assert batch["input_ids"][0, examples.lengths[short] :].eq(0).all()
+    assert batch["token_type_ids"].max() == 1
+    assert batch["labels"].tolist() == texts.labels[[short, long]].tolist()
+    assert tokenize(texts, source.tokenizer(), 16, with_types=False).lengths.max() == 16
+
+
+@pytest.mark.parametrize("attention", ["standard", "nystrom-4", "longformer-9"])
+@torch.no_grad()
+def test_an_example_has_the_same_logits_alone_and_in_a_padded_batch(source, texts, attention):
+    model, examples = classifier(source, attention), tokenize(texts, source.tokenizer(), 64, with_types=True)
+    together = model(**examples.batch(range(12))).logits
+    for position in range(4):
+        alone = model(**examples.batch([position])).logits[0]
+        torch.testing.assert_close(alone, together[position], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_nystrom_is_exact_for_short_texts_and_approximates_long_ones(source, texts):
+    batch = tokenize(texts, source.tokenizer(), 64, with_types=True).batch(range(12))
+    exact, same, other = (
+        classifier(source, attention)(**batch).logits for attention in ("standard", "nystrom-64", "nystrom-4")
+    )
+    torch.testing.assert_close(exact, same, atol=1e-5, rtol=1e-5)
+    assert (exact - other).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("attention", ["standard", "nystrom-4", "longformer-9"])
+@torch.no_grad()
+def test_a_longer_model_computes_the_same_for_short_texts(source, texts, attention):
+    batch = tokenize(texts, source.tokenizer(), 64, with_types=True).batch(range(12))
+    short, long = (classifier(source, attention, length)(**batch).logits for length in (64, 200))
+    torch.testing.assert_close(short, long)
+
+
+def test_predictions_come_in_the_order_of_the_part(source, texts):
+    part = tokenize(texts, source.tokenizer(), 64, with_types=False)
+    order = LongestFirst(part.lengths).order
+    trainer = SimpleNamespace(predict=lambda part, metric_key_prefix: SimpleNamespace(predictions=order.copy()))
+    assert predictions(trainer, part).tolist() == list(range(12))
+
+
+def test_the_default_recipe_is_the_papers():
+    recipe = RECIPES["paper"]
+    assert (recipe.batch_size, recipe.learning_rate, recipe.epochs, recipe.patience) == (32, 3e-5, 4, None)
+    assert recipe.arguments(3_668, "f1")["max_steps"] == 4 * 115
+    assert Recipe(epochs=0.5).steps_of(64) == 1
+
+
+def test_stopping_is_decided_from_the_log():
+    log = [{"loss": 1.0}, {"eval_f1": 0.5, "step": 1}, {"eval_f1": 0.5, "step": 2}]
+    assert has_stalled(log, "f1", 1), "as good is not better"
+    assert not has_stalled(log, "f1", 2)
+    assert not has_stalled([], "f1", 1)
+
+
+def record(task: str, attention: str, value: float, seed: int = 0, **changes: object) -> dict[str, object]:
+    config = {"task": task, "model": "m", "attention": attention, "preset": "paper", "max_length": 512, "settings": {},
+              "search": False, "batch_size": 32, "learning_rate": 3e-5} | changes  # fmt: skip
+    dev = {"mnli": "dev_matched"}.get(task, "dev")
+    found = {dev: {"accuracy": value}} | ({"dev_mismatched": {"accuracy": value + 0.01}} if task == "mnli" else {})
+    return {"job": "finetune", "metric": "score", "value": value, "seed": seed, "config": config, "name": "accuracy",
+            "part": dev, "dev_score": value, "scores": found, "step": 9, "train_examples": 1000, "mean_length": 20.5,
+            "scored_examples": {dev: 100}}  # fmt: skip
+
+
+def test_the_table_has_the_papers_beside_ours():
+    table = finetune_tables(
+        [
+            record("imdb", "nystrom-64", 0.92, max_length=1024),
+            record("imdb", "nystrom-64", 0.91),
+            record("mnli", "nystrom-64", 0.8),
+            record("mnli", "standard", 0.7, seed=1),
+            record("mnli", "standard", 0.8, seed=2),
+        ]
+    )
+    lines = table.splitlines()
+    assert "| attention | mnli accuracy | mnli-mm accuracy | imdb accuracy | imdb-1024 accuracy |" in lines
+    assert "| nystrom-64 | 80.00 (80.90) | 81.00 (82.20) | 91.00 (93.20) | 92.00 (93.00) |" in lines
+    assert "| standard | 75.00 ± 7.07 (82.40) | 76.00 ± 7.07 (82.40) | – (93.30) | – |" in lines
+    assert finetune_tables([]) == "No finished run.\n"
