@@ -149,6 +149,20 @@ def test_a_killed_run_goes_on_to_the_same_weights(bert, data, tmp_path, monkeypa
         assert one["step"] < 14
 
 
+def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, tmp_path, monkeypatch):
+    def killed(*_):
+        raise Killed
+
+    options = ("--steps", 14, "--learning-rate", 1e-3, "--patience", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("nystromformer.training.finetuning.score_parts", killed)
+        with pytest.raises(Killed):
+            smoke("sst2", bert, data, tmp_path, *options)
+    last = max(int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*"))
+    assert smoke("sst2", bert, data, tmp_path, *options, "--resume") == 0
+    assert scores_of(tmp_path)[0]["step"] == last < 14
+
+
 def test_a_finished_run_is_left_alone(bert, data, tmp_path):
     assert smoke("wnli", bert, data, tmp_path, "--steps", 1) == 0
     before = (tmp_path / "records.jsonl").read_text()
