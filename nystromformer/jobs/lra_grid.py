@@ -2,18 +2,19 @@
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from nystromformer.attention.checks import check_choice
 from nystromformer.data.lra import TASKS, Splits, listops, local_folder, pathfinder, task_folder
+from nystromformer.data.lra.folders import check_options
 from nystromformer.errors import user_input
 from nystromformer.models.lra import lra_config
 from nystromformer.records import read_records, write_text
 from nystromformer.report.lra_table import lra_tables
 from nystromformer.training.arguments import check_device, on_cpu, parse_settings, processes
-from nystromformer.training.lra import Cell, arguments_of, prepare_cell, read_splits, run_cell
+from nystromformer.training.lra import Cell, arguments_of, prepare_cell, read_splits, result_of, run_cell
 from nystromformer.training.lra_recipes import ATTENTIONS, RECIPES, Legacy, Recipe
 from nystromformer.training.progress import counting
 from nystromformer.training.run import check_folder
@@ -125,14 +126,16 @@ def run_grid(options: LraOptions, say: Callable[[str], None]) -> None:
     task, splits = None, None
     for cell in options.cells:
         folder = options.folder_of(cell)
-        with user_input():
-            arguments = arguments_of(cell, folder, options.device)
-            if cell.task != task:
-                task, splits = cell.task, None  # the data of one task at a time
-                with arguments.main_process_first():  # which generates what is not there
-                    splits = read_data(options, cell, say if arguments.should_save else _silent)
-            config = prepare_cell(cell, splits, folder, arguments, options.resume)
-        record = run_cell(cell, splits, folder, arguments, config)
+        arguments = arguments_of(cell, folder, options.device)
+        record = result_of(folder)
+        if record is None:
+            with user_input():
+                if cell.task != task:
+                    task, splits = cell.task, None  # the data of one task at a time
+                    with arguments.main_process_first():  # which generates what is not there
+                        splits = read_data(options, cell, say if arguments.should_save else _silent)
+                config = prepare_cell(cell, splits, folder, arguments, options.resume)
+            record = run_cell(cell, splits, folder, arguments, config)
         if arguments.should_save:
             say(
                 f"{TASKS[cell.task].title}, {cell.attention}, seed {cell.seed}: {100 * record['value']:.2f} % of "
@@ -164,6 +167,7 @@ def data_folder(options: LraOptions, cell: Cell, say: Callable[[str], None]) -> 
     if not folder.exists():
         say(f"making {folder} once, since no --data was given")
         generate(cell.task, folder, cell.recipe.data)
+    check_options(folder, asdict(cell.recipe.data))
     return folder
 
 

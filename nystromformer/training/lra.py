@@ -134,8 +134,6 @@ def run_cell(
     cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, config: dict[str, object]
 ) -> dict[str, object]:
     """Train, take the model that was best on the dev set, and test it on the whole test set. Returns the record."""
-    if (done := result_of(out)) is not None:
-        return done
     recorder = Recorder(out, job="lra", config=config, seed=cell.seed)
     trainer = ExactTrainer(
         model=build_model(cell),

@@ -99,15 +99,15 @@ PAPER = {
 # Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.
 MINI = {
     "listops": Recipe(
-        steps=1_000,
+        steps=600,
         batch_size=32,
-        warmup=100,
+        warmup=60,
         eval_every=100,
         max_length=256,
         learning_rate=1e-3,
         attention_dropout=0.0,
         dev_examples=1_000,
-        data=ListOpsOptions(min_tokens=64, max_tokens=256, train=40_000, dev=2_000, test=2_000),
+        data=ListOpsOptions(min_tokens=64, max_tokens=256, train=20_000, dev=2_000, test=2_000),
     ),
     "text": Recipe(
         steps=500,
@@ -150,7 +150,7 @@ MINI = {
         attention_dropout=0.0,
         dev_examples=500,
         test_examples=2_000,
-        data=PathfinderSetOptions(count=20_000),
+        data=PathfinderSetOptions(count=20_000, contour_length=6),
     ),
 }
 

@@ -153,6 +153,8 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path, capsys):
     assert smoke("listops", data, tmp_path / "run", "--resume", "--seed", "1") == 2
     assert "--resume with seed=1" in capsys.readouterr().err
     generate_listops(tmp_path / "other", ListOpsOptions(min_tokens=16, max_tokens=64, train=24, dev=6, test=10, seed=5))
+    records = tmp_path / "run" / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))  # as if killed before the test
     assert smoke("listops", tmp_path / "other", tmp_path / "run", "--resume") == 2
     assert "--resume with data=" in capsys.readouterr().err
     assert smoke("listops", data, tmp_path / "run", "--resume") == 0
@@ -162,7 +164,10 @@ def test_data_is_made_where_none_is_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("listops", "--preset", "smoke", "--out", "run") == 0
     assert "making data/lra/listops-smoke" in capsys.readouterr().out
-    assert (tmp_path / "data" / "lra" / "listops-smoke" / "dataset.json").exists()
+    described = tmp_path / "data" / "lra" / "listops-smoke" / "dataset.json"
+    described.write_text(described.read_text().replace('"max_tokens": 64', '"max_tokens": 99'))
+    assert run("listops", "--preset", "smoke", "--out", "again") == 2
+    assert "was made with max_tokens=99, but 64 is wanted" in capsys.readouterr().err
     assert run("retrieval", "--preset", "smoke", "--out", "other") == 2
     assert "retrieval: no --data given; take new_aan_pairs.{train,eval,test}.tsv" in capsys.readouterr().err
 

@@ -57,3 +57,15 @@ def check_count(folder: Path, file: Path, part: str, found: int) -> None:
             f"{file}: {found:,} examples, but {folder / DESCRIPTION} promises {expected:,}; the file was cut short: "
             f"copy it again or generate the data again."
         )
+
+
+def check_options(folder: Path, options: dict[str, object]) -> None:
+    """Refuse a folder that was generated with other options."""
+    description = description_of(folder) or {"options": {}}
+    for name, value in options.items():
+        made = description["options"].get(name)
+        if made != value:
+            raise ValueError(
+                f"{folder} was made with {name}={made}, but {value} is wanted: remove it, or give the folder with "
+                f"--data if it is meant."
+            )
