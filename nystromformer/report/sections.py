@@ -1,12 +1,15 @@
 """The parts of the report, each from the records of its jobs. What no run gave is a named gap."""
 
 import base64
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean
 
 from nystromformer.bench.plots import draw_plots
 from nystromformer.bench.table import cells, markdown
-from nystromformer.report.lra_table import lra_tables, results
+from nystromformer.records import table_markdown
+from nystromformer.report import finetune_table, lra_table
 from nystromformer.report.page import Picture, Section
 
 Record = dict[str, object]
@@ -40,13 +43,40 @@ def efficiency(records: list[Record], folder: Path) -> Section:
 
 def long_range_arena(records: list[Record], folder: Path) -> Section:
     title, remedy = "Long Range Arena", "nystromformer lra all --preset mini --out runs/lra"
-    found = results(records)
+    found = lra_table.results(records)
     if not found:
         return Section(title, remedy=remedy)
-    return Section(title, (lra_tables(found),), provenance=provenance(found))
+    return Section(title, (lra_table.lra_tables(found),), provenance=provenance(found))
 
 
-SECTIONS: list[Callable[[list[Record], Path], Section]] = [efficiency, long_range_arena]
+def fine_tuning(records: list[Record], folder: Path) -> Section:
+    title, remedy = "Fine-tuning", "nystromformer finetune sst-2 --model MODEL --data GLUE --out runs/finetune"
+    found = finetune_table.results(records)
+    if not found:
+        return Section(title, remedy=remedy)
+    return Section(title, (finetune_table.finetune_tables(found),), provenance=provenance(found))
+
+
+def attention_error(records: list[Record], folder: Path) -> Section:
+    """The mean error of the approximated matrix over all heads of each layer."""
+    title, remedy = "Attention error", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
+    found = [r for r in records if r["job"] == "attention-map" and r["metric"] == "matrix_error"]
+    if not found:
+        return Section(title, remedy=remedy)
+    errors: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in found:
+        errors[record["attention"], record["num_landmarks"]][record["layer"]].append(record["value"])
+    layers = sorted({layer for by_layer in errors.values() for layer in by_layer})
+    rows = [
+        [f"{name}-{m}", *(f"{mean(by_layer[layer]):.3f}" if by_layer[layer] else "–" for layer in layers)]
+        for (name, m), by_layer in sorted(errors.items())
+    ]
+    table = table_markdown(["attention", *(f"layer {layer}" for layer in layers)], rows)
+    caption = "‖Ŝ − S‖ / ‖S‖ in the Frobenius norm, mean over the heads of a layer."
+    return Section(title, (table,), notes=(caption,), provenance=provenance(found))
+
+
+SECTIONS: list[Callable[[list[Record], Path], Section]] = [efficiency, long_range_arena, fine_tuning, attention_error]
 
 
 def data_address(path: Path) -> str:

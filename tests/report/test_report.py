@@ -24,7 +24,7 @@ def bench_run(tmp_path):
 def test_a_page_holds_its_figures_and_names_its_gaps(bench_run, tmp_path, capsys):
     out = tmp_path / "report"
     assert main(["report", str(bench_run.parent), "--out", str(out)]) == 0
-    assert "no runs for: Long Range Arena" in capsys.readouterr().out
+    assert "no runs for: Long Range Arena, Fine-tuning, Attention error" in capsys.readouterr().out
     page = (out / "report.html").read_text()
     assert "50.0 ms (30.0×) [12.6×]" in page
     assert page.count("data:image/svg+xml;base64,") == 2
@@ -32,6 +32,14 @@ def test_a_page_holds_its_figures_and_names_its_gaps(bench_run, tmp_path, capsys
     assert "seed 3" in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)  # nothing is fetched
     assert "| nystrom-64 | 50.0 ms (30.0×) [12.6×] |" in (out / "report.md").read_text()
+
+
+def test_attention_errors_are_means_over_heads(tmp_path):
+    recorder = Recorder(tmp_path / "map", job="attention-map", config={})
+    for layer, head, value in ((0, 0, 0.2), (0, 1, 0.4), (1, 0, 0.5)):
+        recorder.record("matrix_error", value, attention="nystrom", num_landmarks=64, layer=layer, head=head)
+    assert main(["report", str(tmp_path / "map"), "--out", str(tmp_path / "out")]) == 0
+    assert "| nystrom-64 | 0.300 | 0.500 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_text_is_escaped():
