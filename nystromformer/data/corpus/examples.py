@@ -51,6 +51,8 @@ class PretrainingExamples(torch.utils.data.Dataset):
     chunks: Chunks = field(repr=False)
     special: SpecialTokens
     seed: int
+    token_types: bool = True
+    """Say which segment a token belongs to. Models without token types, as RoBERTa's, can't be told."""
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -115,6 +117,8 @@ class PretrainingExamples(torch.utils.data.Dataset):
             for row, example in zip(padded, examples, strict=True):
                 row[: len(example[position])] = example[position]
             batch[name] = torch.from_numpy(padded)
+        if not self.token_types:
+            del batch["token_type_ids"]
         batch["sentence_order_label"] = torch.tensor([example[3] for example in examples])
         lengths = np.array([len(example[0]) for example in examples])
         if lengths.min() < length:
@@ -123,7 +127,13 @@ class PretrainingExamples(torch.utils.data.Dataset):
 
 
 def pretraining_examples(
-    corpus: Corpus, special: SpecialTokens, *, max_length: int, seed: int, validation_share: float = 0.2
+    corpus: Corpus,
+    special: SpecialTokens,
+    *,
+    max_length: int,
+    seed: int,
+    validation_share: float = 0.2,
+    token_types: bool = True,
 ) -> tuple[PretrainingExamples, PretrainingExamples]:
     """The examples of the training part and those of the validation part, divided by document."""
     made = {}
@@ -134,5 +144,7 @@ def pretraining_examples(
                 f"the corpus has {corpus.documents:,} documents, and none of them fell to the {part} part: give more "
                 f"documents (a text file is divided by --documents), or change --validation-share {validation_share}."
             )
-        made[part] = PretrainingExamples(corpus=corpus, chunks=chunks, special=special, seed=part_seed)
+        made[part] = PretrainingExamples(
+            corpus=corpus, chunks=chunks, special=special, seed=part_seed, token_types=token_types
+        )
     return made["train"], made["validation"]
