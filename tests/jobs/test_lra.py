@@ -314,7 +314,10 @@ def test_the_paper_preset_is_the_papers():
     assert all(set(recipes) == set(TASKS) for recipes in RECIPES.values())
 
 
-def test_all_seven_attentions_are_in_the_grid():
+def test_all_seven_attentions_train(data, tmp_path):
+    out = tmp_path / "run"
+    assert smoke("listops", data, out, "--attention", "all", "--steps", "2") == 0
+    assert {record["config"]["attention"] for record in results(out)} == set(ATTENTIONS)
     assert len(ATTENTIONS) == 7
 
 
