@@ -13,6 +13,7 @@ from nystromformer.jobs.demo import demo
 from nystromformer.jobs.finetune import finetune
 from nystromformer.jobs.lra import lra
 from nystromformer.jobs.lra_data import lra_data
+from nystromformer.jobs.pretrain import pretrain
 from nystromformer.jobs.report import report
 from nystromformer.version import __version__
 
@@ -32,6 +33,7 @@ app.command()(bench)
 app.command()(attention_map)
 app.command()(lra)
 app.command()(lra_data)
+app.command()(pretrain)
 app.command()(finetune)
 app.command()(report)
 
