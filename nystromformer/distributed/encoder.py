@@ -1,0 +1,150 @@
+"""The encoder of `nystromformer.models` on a shard of its sequence. Needs transformers.
+
+Nothing in the models knows of this: hooks around `NystromformerModel` give its tokens the positions that they have in
+the whole sequence, and replace the pooled vector by that of the whole sequence.
+"""
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.distributed.agreement import agree
+from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
+from nystromformer.distributed.layout import Layout, share_layouts
+from nystromformer.distributed.pooling import pool_over_ranks
+from nystromformer.models import NystromformerForQuestionAnswering, NystromformerModel
+from nystromformer.models.masks import token_mask
+
+PER_TOKEN = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+
+
+def encoders_of(module: nn.Module) -> list[NystromformerModel]:
+    """The encoders inside `module`; models are refused that would silently do something else on shards."""
+    encoders = [part for part in module.modules() if isinstance(part, NystromformerModel)]
+    for encoder in encoders:
+        if encoder.config.output_attentions:
+            raise ValueError(
+                "output_attentions=True in the model's configuration: must be False where a sequence is split over "
+                "ranks, since no rank sees whole attention matrices."
+            )
+        if getattr(encoder.config, "pooled_length", None) is not None:
+            raise ValueError(
+                f"pooled_length={encoder.config.pooled_length}: must be None where a sequence is split over ranks, "
+                f"since a rank does not count the tokens of the others."
+            )
+        for layer in encoder.encoder.layer:
+            attention = layer.attention.self.attention
+            if not isinstance(attention, NystromSelfAttention):
+                raise ValueError(
+                    f"{type(attention).__name__} can't attend over a sequence that is split over ranks: must be "
+                    f"NystromSelfAttention; build the model with attention='nystrom'."
+                )
+    if any(isinstance(part, NystromformerForQuestionAnswering) for part in module.modules()):
+        raise ValueError(
+            "NystromformerForQuestionAnswering compares all tokens of a sequence in one softmax, and a rank has only "
+            "its own: give model.nystromformer instead, and gather its output with gather_sequence."
+        )
+    return encoders
+
+
+class ShardedEncoder:
+    """Hooks that let one `NystromformerModel` run on this rank's shard. Undone by `remove`."""
+
+    def __init__(self, encoder: NystromformerModel, group: ProcessGroup | None, check: bool) -> None:
+        self.group, self.check = group, check
+        self.layout: Layout | None = None
+        self.mask: Tensor | None = None
+        self.wants_dict = True
+        self.attentions = [layer.attention.self.attention for layer in encoder.encoder.layer]
+        for attention in self.attentions:
+            attention.operation = self.attend
+        self.handles = [
+            encoder.register_forward_pre_hook(self.before, with_kwargs=True),
+            encoder.register_forward_hook(self.after),
+        ]
+
+    def remove(self) -> None:
+        for attention in self.attentions:
+            del attention.operation  # the class's own is there again
+        for handle in self.handles:
+            handle.remove()
+
+    def attend(self, *args: object, **options: object) -> Tensor:
+        """The operation of all layers: their sequence is laid out as `before` found it."""
+        layouts = self.layout, self.layout
+        return sequence_parallel_nystrom_attention(*args, **options, group=self.group, layouts=layouts, check=False)
+
+    def before(self, encoder: NystromformerModel, args: tuple, kwargs: dict[str, object]) -> tuple[tuple, dict]:
+        given = dict(zip(inspect.signature(encoder.forward).parameters, args, strict=False)) | kwargs
+        wants_dict = given.pop("return_dict", None)
+        self.wants_dict = encoder.config.return_dict if wants_dict is None else wants_dict
+        try:
+            batch, length, device = self._checked(given)
+        except (TypeError, ValueError) as error:
+            if self.check:  # the others wait for this rank's facts: they get its error
+                agree(error, (0,), self.group, encoder.device)
+            raise
+        facts = self._facts(encoder, given) if self.check else None
+        (self.layout,) = share_layouts([(length, self.mask)], batch, facts, self.group, device)
+        if self.layout.total == 0:
+            raise ValueError("the shards of all ranks are empty: at least one must have a token.")
+        if given.get("position_ids") is None:
+            encoder.embeddings.check_length(self.layout.total)
+            first = encoder.embeddings.offset + self.layout.start
+            given["position_ids"] = torch.arange(first, first + length, device=device)[None]
+        if length == 0:
+            self._fill(given, batch, device)
+        return (), given | {"return_dict": True}
+
+    def after(self, encoder: NystromformerModel, args: tuple, output: object) -> object:
+        pooling = encoder.config.pooling
+        pooled = pool_over_ranks(output.last_hidden_state, self.mask, self.layout, pooling, self.group)
+        output.pooler_output = pooled if encoder.pooler is None else encoder.pooler(pooled)
+        if self.layout.length == 0:
+            output.last_hidden_state = output.last_hidden_state[:, :0]
+            if output.hidden_states is not None:
+                output.hidden_states = tuple(hidden[:, :0] for hidden in output.hidden_states)
+        return output if self.wants_dict else output.to_tuple()
+
+    def _checked(self, given: dict[str, object]) -> tuple[int, int, torch.device]:
+        """Batch, length and device of this rank's tokens; sets its mask. What is wrong on all ranks, all will say."""
+        inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+        if len(inputs) != 1 or inputs[0].dim() < 2:
+            raise ValueError(
+                f"{len(inputs)} of input_ids and inputs_embeds were given: give one of them, (batch, length) or "
+                f"(batch, length, hidden size)."
+            )
+        if given.get("output_attentions"):
+            raise ValueError(
+                "output_attentions=True: must be False where a sequence is split over ranks, since no rank sees whole "
+                "attention matrices."
+            )
+        batch, length = inputs[0].shape[:2]
+        self.mask = token_mask(given.get("attention_mask"), batch, length)
+        return batch, length, inputs[0].device
+
+    def _facts(self, encoder: NystromformerModel, given: dict[str, object]) -> dict[str, object]:
+        """What must be the same on all ranks. A mask need not: a rank may have nothing to mask."""
+        embeds = given.get("inputs_embeds")
+        tokens = {name: given[name] for name in PER_TOKEN if given.get(name) is not None and name != "attention_mask"}
+        return {
+            **{f"{name}'s batch and width": (len(x), *x.shape[2:]) for name, x in tokens.items()},
+            "dtype": str(encoder.dtype),
+            "autocast": torch.is_autocast_enabled(encoder.device.type),
+            "training": encoder.training,
+            "gradients": torch.is_grad_enabled(),
+            "parameters with gradient": sum(parameter.requires_grad for parameter in encoder.parameters()),
+            "embeddings with gradient": embeds is not None and embeds.requires_grad,
+        }
+
+    def _fill(self, given: dict[str, object], batch: int, device: torch.device) -> None:
+        """One masked token for a rank that has none, so that it takes part in all collectives."""
+        for name in PER_TOKEN:
+            if isinstance(given.get(name), Tensor):
+                x = given[name]
+                given[name] = functional.pad(x, (0, 0, 0, 1) if x.dim() == 3 else (0, 1))
+        given["attention_mask"] = self.mask = torch.zeros(batch, 1, dtype=torch.bool, device=device)
