@@ -1,0 +1,58 @@
+"""No tensor of n×m elements is kept or made on a rank, and no copy of the shard for the convolution's surroundings."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nystromformer.distributed import attention, sequence_parallel_nystrom_attention
+
+HEADS, LENGTH, WIDTH, LANDMARKS = 2, 1024, 8, 64
+SHARD = HEADS * LENGTH * WIDTH  # elements of one of query, key and value
+MATRIX = HEADS * LENGTH * LANDMARKS
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation gives back, counted by the memory that it owns."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "in-pieces"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_nothing_of_n_by_m_elements_is_made_or_saved(one_rank, monkeypatch, masked, fused):
+    if not fused:
+        monkeypatch.setattr(attention, "FUSED_DEVICES", ())
+        monkeypatch.setattr(attention, "KEYS_AT_ONCE", 128)
+    tensors = [torch.randn(1, HEADS, LENGTH, WIDTH).requires_grad_() for _ in range(3)]
+    kernel = torch.randn(HEADS, 33).requires_grad_()
+    mask = torch.arange(LENGTH)[None] < LENGTH - 100 if masked else None
+    saved = []
+
+    def keep(x):
+        saved.append(x.untyped_storage().nbytes() // x.element_size())
+        return x
+
+    with Largest() as largest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = sequence_parallel_nystrom_attention(*tensors, LANDMARKS, mask, mask, kernel)
+        out.sum().backward()
+    assert max(saved) <= SHARD
+    assert SHARD <= largest.elements < MATRIX
