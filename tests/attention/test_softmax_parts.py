@@ -1,0 +1,101 @@
+"""Parts of one softmax: their outputs, log-sum-exps and gradients, with either kernel."""
+
+import pytest
+import torch
+
+from nystromformer.attention import softmax_parts
+from nystromformer.attention.softmax_parts import MASKED, merge, softmax_part, windows
+
+
+@pytest.fixture(params=["fused", "plain"], autouse=True)
+def kernel(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setattr(softmax_parts, "FUSED_DEVICES", ())
+    return request.param
+
+
+def tensors(n=5, s=7, d=3, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, n, d), (2, 3, s, d), (2, 3, s, d), (2, 3, 1, s)]
+    *qkv, bias = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    return [x.requires_grad_() for x in qkv], bias
+
+
+def dense(query, key, value, bias, scale=0.3):
+    logits = scale * query @ key.mT + bias
+    return torch.softmax(logits, -1) @ value, torch.logsumexp(logits, -1)
+
+
+def test_output_logsumexp_and_gradients_equal_the_dense_ones():
+    qkv, bias = tensors()
+    results = []
+    for function in (softmax_part, dense):
+        out, logsumexp = function(*qkv, bias, scale=0.3)
+        gradients = torch.autograd.grad((out * out.detach().sin()).sum() + logsumexp.square().sum(), qkv)
+        results.append((out, logsumexp, *gradients))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-30, 1e-14, 1.0])
+def test_the_logsumexp_has_its_gradient_whatever_that_of_the_output_is(share):
+    """The fused backward knows of no log-sum-exp: it enters by way of the output's gradient, which may be 0."""
+    qkv, bias = tensors()
+    weight = torch.linspace(-1, 1, 30, dtype=torch.float64).view(2, 3, 5, 1)
+    results = []
+    for function in (softmax_part, dense):
+        out, logsumexp = function(*qkv, bias, scale=0.3)
+        results.append(torch.autograd.grad((share * weight * out).sum() + (weight[..., 0] * logsumexp).sum(), qkv))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-12)
+
+
+def test_gradients_of_any_size_and_layout_are_right():
+    qkv, bias = tensors(dtype=torch.float32)
+    out, logsumexp = softmax_part(*qkv, bias, scale=0.3)
+    weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+    expected = torch.autograd.grad(out, qkv, weight, retain_graph=True)
+    for size in (1e-30, 1e-20, 1e20):
+        for layout in (weight, weight.mT.contiguous().mT, weight.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)):
+            ours = torch.autograd.grad(out, qkv, size * layout, retain_graph=True)
+            for x, y in zip(ours, expected, strict=True):
+                torch.testing.assert_close(x / size, y, rtol=1e-4, atol=1e-5)
+    assert all((g == 0).all() for g in torch.autograd.grad((out, logsumexp), qkv, (0 * weight, 0 * logsumexp)))
+
+
+def test_merged_parts_are_one_softmax():
+    (query, key, value), bias = tensors(s=9)
+    parts = [softmax_part(query, key[:, :, some], value[:, :, some], bias[..., some], 0.3) for some in
+             (slice(0, 4), slice(4, 9))]  # fmt: skip
+    merged = merge(*parts)
+    expected, _ = dense(query, key, value, bias)
+    torch.testing.assert_close(merged, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(merged.sin().sum(), (query, key, value)),
+        torch.autograd.grad(expected.sin().sum(), (query, key, value)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_part_without_keys_loses_every_merge_and_stays_finite(dtype):
+    qkv, bias = tensors()
+    query, key, value = (x.detach().to(dtype).requires_grad_() for x in qkv)
+    bias = bias.to(torch.promote_types(dtype, torch.float32))
+    nothing = softmax_part(query, key, value, torch.full_like(bias, MASKED), 0.3)
+    some = softmax_part(query, key, value, bias, 0.3)
+    for merged in (merge(nothing, some), merge(some, nothing)):
+        torch.testing.assert_close(merged, some[0])
+        gradients = torch.autograd.grad(merged.sum(), (query, key, value), retain_graph=True)
+        assert all(g.isfinite().all() for g in gradients)
+    assert merge(nothing, nothing).isfinite().all()
+
+
+def test_windows_are_views_with_the_gradient_of_slices():
+    x = torch.arange(24.0, dtype=torch.float64).view(12, 1, 2).requires_grad_()
+    overlapping = windows(x, 3)
+    assert overlapping.shape == (2, 1, 9, 2)
+    assert overlapping.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(overlapping[1, 0], x[3:12, 0])
+    assert torch.autograd.gradcheck(lambda x: windows(x, 3).sin(), x)
