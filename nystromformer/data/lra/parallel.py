@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
+from threading import Thread
 from typing import TypeVar
 
 Given = TypeVar("Given")
@@ -25,7 +26,8 @@ def in_order(work: Callable[[Given], Result], pieces: Iterable[Given], workers: 
         yield from map(work, pieces)
         return
     # Processes are started afresh: a fork of one that has used threads can hang.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_parent) as pool:
         pieces = iter(pieces)
         waiting = deque(pool.submit(work, piece) for piece in islice(pieces, AHEAD * workers))
         try:
@@ -35,3 +37,13 @@ def in_order(work: Callable[[Given], Result], pieces: Iterable[Given], workers: 
                 yield result
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def leave_with_parent() -> None:
+    """End this process when the one that started it is killed; it would wait for work for ever."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
