@@ -9,6 +9,7 @@ from nystromformer.attention.linear import LinearAttention
 from nystromformer.attention.linformer import LinformerAttention
 from nystromformer.attention.longformer import LongformerAttention
 from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.attention.nystrom_local import NystromLocalAttention
 from nystromformer.attention.performer import PerformerAttention
 from nystromformer.attention.reformer import ReformerAttention
 from nystromformer.attention.standard import StandardAttention
@@ -16,6 +17,7 @@ from nystromformer.attention.standard import StandardAttention
 ATTENTIONS: dict[str, type[Attention]] = {
     "standard": StandardAttention,
     "nystrom": NystromSelfAttention,
+    "nystrom-local": NystromLocalAttention,
     "linformer": LinformerAttention,
     "longformer": LongformerAttention,
     "reformer": ReformerAttention,

@@ -18,6 +18,7 @@ LENGTHS = (1, 2, 7, 65, 129, 301)
 VARIANTS = {
     "standard": [{}],
     "nystrom": [{"num_landmarks": 8}],
+    "nystrom-local": [{"num_landmarks": 8, "block_size": 4}],
     "linformer": [{"projection_dim": 16}, {"projection_dim": 16, "share_heads": False, "share_key_value": True}],
     "longformer": [{"window": 9}, {"window": 9, "global_tokens": 3}],
     "reformer": [{"bucket_size": 8}, {"num_hashes": 1, "bucket_size": 5}],

@@ -1,0 +1,256 @@
+"""Nyström attention with an exact near field: linear attention that keeps what a pretrained model does.
+
+Most of the weight of trained attention lies on a few keys that all queries look at, such as [CLS], and on the
+neighbours of each query. Landmarks are means and blur both. Here each query attends to every key exactly once: to the
+heavy keys and to those of its own and the two neighbouring blocks as they are, to all others through segment means,
+in one softmax:
+
+    rows    r evenly spaced queries;  B = softmax(q[rows] Kᵀ), their exact softmax
+    heavy   the h keys with the largest column mean of B (no gradient)
+    logits  [ q·k_near | q·k̃ + log(c − w) | q·k_heavy ]  →  P_near, G
+            k̃, v̄ means over m − h segments of c keys each, heavy ones left out; w of the c are near
+    values  W = [v̄ ; v_heavy] + ΔW,  ΔW = (AᵀA + λ I)⁻¹ Aᵀ R,  A = G[rows],
+            R = B V − P_near[rows] V_near − A [v̄ ; v_heavy],  λ = ridge · mean diag(AᵀA)
+    out     P_near V_near + G W
+
+Without near field and heavy keys λ → 0 gives F A⁻¹ B V, the paper's form; λ → ∞ is attention to pooled keys.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nystromformer.attention.base import Attention
+from nystromformer.attention.checks import check_at_least, check_mask, check_odd, check_query_key_value
+from nystromformer.attention.landmarks import at_least_float32
+from nystromformer.attention.masks import attendable, zero_padding
+from nystromformer.attention.nystrom import equal_widths
+from nystromformer.attention.nystrom_core import checked_scale
+from nystromformer.attention.nystrom_local_parts import (
+    TokenBlocks,
+    core_places,
+    corrected_values,
+    far_field,
+    find_heavy_keys,
+    key_bias,
+    near_bias,
+    pick,
+    token_blocks,
+)
+from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+from nystromformer.attention.softmax_parts import merge, softmax_part, windows
+
+SMALLEST_RIDGE = 1e-4
+"""Less would leave the core singular to float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromLocalOptions:
+    """How the softmax matrix is approximated. Checked when made."""
+
+    num_landmarks: int = 64
+    heavy_keys: int | None = None
+    block_size: int = 32
+    core_rows: int = 64
+    ridge: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_at_least("num_landmarks", self.num_landmarks, 1, "64 is usual")
+        if self.heavy_keys is not None:
+            check_at_least("heavy_keys", self.heavy_keys, 0)
+        if self.num_heavy >= self.num_landmarks:
+            raise ValueError(
+                f"heavy_keys={self.heavy_keys} with num_landmarks={self.num_landmarks}: heavy keys are some of the "
+                f"landmarks, so there must be fewer; a quarter is usual."
+            )
+        check_at_least("block_size", self.block_size, 1)
+        check_at_least("core_rows", self.core_rows, 1)
+        if isinstance(self.ridge, bool) or not isinstance(self.ridge, (int, float)):
+            raise TypeError(f"ridge={self.ridge!r} is a {type(self.ridge).__name__}: must be a number.")
+        if not SMALLEST_RIDGE <= self.ridge < math.inf:
+            raise ValueError(f"ridge={self.ridge}: must be finite and at least {SMALLEST_RIDGE}; 0.01 is usual.")
+
+    @property
+    def num_heavy(self) -> int:
+        return self.num_landmarks // 4 if self.heavy_keys is None else self.heavy_keys
+
+    @property
+    def num_segments(self) -> int:
+        return self.num_landmarks - self.num_heavy
+
+    @property
+    def exact_up_to(self) -> int:
+        """The number of valid tokens up to which nothing is approximated."""
+        return max(self.num_segments, self.num_heavy, 2 * self.block_size)
+
+
+def nystrom_local_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_landmarks: int = 64,
+    heavy_keys: int | None = None,
+    block_size: int = 32,
+    core_rows: int = 64,
+    ridge: float = 0.01,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Softmax self-attention in O(n·(m + 3s)), exact for near and heavy keys: (b, h, n, e), in the dtype of `value`.
+
+    Args:
+        query, key, value: (b, h, n, d), (b, h, n, d), (b, h, n, e), of one sequence: near means near in it.
+        num_landmarks: m, heavy keys among them.
+        heavy_keys: h, a quarter of `num_landmarks` by default.
+        block_size: s. A query sees the keys of its own and the two neighbouring blocks as they are. The result is
+            exact for an example with at most m − h or at most 2s valid tokens.
+        core_rows: r, the queries whose exact rows the values of the landmarks are fitted to.
+        ridge: how much that fit is held back, relative to its own size.
+        key_mask, query_mask: boolean (b, n), True for real tokens, anywhere. A sequence has one mask: give it as
+            either, or the same tensor as both. Blocks and segments are counted over valid tokens. Masked rows of the
+            result are 0; what stands at masked positions, and how many there are, changes nothing.
+        conv_weight: the kernel of a skip convolution for each head, as in `nystrom_attention`; none by default.
+        scale: of the logits, d ** -0.5 by default.
+        is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
+
+    Nothing of n×m or n×3s elements is kept for the backward. On CPUs none is made forward either; the backward makes
+    gradients of 3·n·d and n·m·d/s elements for a while. On other devices the weights of all queries, n×3s and n×m
+    elements, exist for a while in both directions.
+
+    >>> query = key = value = torch.randn(2, 8, 1000, 64)
+    >>> nystrom_local_attention(query, key, value, num_landmarks=32).shape
+    torch.Size([2, 8, 1000, 64])
+    """
+    check_query_key_value(query, key, value)
+    if key.shape[2] != query.shape[2]:
+        raise ValueError(
+            f"{query.shape[2]} queries and {key.shape[2]} keys: must be as many, of one sequence, since each query "
+            f"attends to its neighbours; use nystrom_attention for cross-attention."
+        )
+    mask = _the_mask(query, query_mask, key_mask)
+    options = NystromLocalOptions(
+        num_landmarks=num_landmarks, heavy_keys=heavy_keys, block_size=block_size, core_rows=core_rows, ridge=ridge
+    )
+    scale = checked_scale(scale, query)
+    if is_causal:
+        raise ValueError(
+            "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
+            "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
+        )
+    if conv_weight is not None:
+        conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
+
+    with full_precision(query):
+        out = _attend(query, key, value, mask, scale, options)
+        if conv_weight is not None:
+            out = out + skip_convolution(zero_padding(value, mask), conv_weight)
+        return zero_padding(out, mask)
+
+
+class NystromLocalAttention(Attention):
+    """`nystrom_local_attention` as `build_attention("nystrom-local-64", ...)` makes it.
+
+    It has no parameters and suits pretrained weights as they are. `conv_kernel_size` adds the paper's skip convolution
+    for training.
+    """
+
+    size_option = "num_landmarks"
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        num_landmarks: int = 64,
+        heavy_keys: int | None = None,
+        block_size: int = 32,
+        core_rows: int = 64,
+        ridge: float = 0.01,
+        conv_kernel_size: int | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length)
+        self.options = NystromLocalOptions(
+            num_landmarks=num_landmarks, heavy_keys=heavy_keys, block_size=block_size, core_rows=core_rows, ridge=ridge
+        )
+        if conv_kernel_size is not None:
+            check_odd("conv_kernel_size", conv_kernel_size)
+        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return nystrom_local_attention(
+            query,
+            key,
+            value,
+            key_mask=mask,
+            query_mask=mask,
+            conv_weight=None if self.conv is None else self.conv.weight,
+            **vars(self.options),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.options}"
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: NystromLocalOptions
+) -> Tensor:
+    # One graph for all lengths is exported: no decision may rest on a length.
+    if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
+        query, key, value = (zero_padding(x, mask) for x in (query, key, value))
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=attendable(mask), scale=scale)
+    width = value.shape[3]
+    query, key, value = equal_widths(query, key, value)
+    blocks = token_blocks(query, mask, options.block_size, least=options.num_heavy)
+    s = options.block_size
+    out = _attend_in_blocks(
+        blocks.arrange(query), blocks.arrange(key, margin=s), blocks.arrange(value, margin=s), blocks, scale, options
+    )
+    return blocks.restore(out)[..., :width]
+
+
+def _attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, blocks: TokenBlocks, scale: float, options: NystromLocalOptions
+) -> Tensor:
+    """(l, c, e) for `query` (l, c, d) and `key`, `value` (s + l + s, c, d), as `TokenBlocks` arranges them."""
+    s, wide = blocks.size, at_least_float32(query.dtype)
+    in_blocks = query.unflatten(0, (blocks.number, s)).transpose(1, 2)  # (g c s d)
+    near_key, near_value = windows(key, s), windows(value, s)  # (g c 3s d)
+    key, value = key[s:-s], value[s:-s]
+    present = key_bias(blocks, wide)
+
+    rows = core_places(blocks, options.core_rows)
+    core_query = pick(query, rows)  # (c r d)
+    BV, logsumexp = softmax_part(
+        core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], present[None, :, None], scale
+    )
+    heavy = find_heavy_keys(core_query, logsumexp[0], key, scale, blocks, options.num_heavy)
+    far = far_field(key, value, heavy, blocks, options.num_segments)
+
+    # The near part of all queries needs no core: the core rows only pick theirs from it.
+    near = softmax_part(in_blocks, near_key, near_value, near_bias(present, heavy, blocks), scale)
+    near_out, near_logsumexp = (pick(x.transpose(1, 2).flatten(0, 1), rows) for x in near)
+    far_logits = scale * core_query.to(wide) @ far.key.mT + pick(far.bias[:, :, 0], rows // s)  # (c r m)
+    W = corrected_values(BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value, options.ridge)
+
+    shared = [x.to(query.dtype).expand(blocks.number, -1, -1, -1) for x in (far.key, W)]  # (g c m d)
+    return merge(near, softmax_part(in_blocks, *shared, far.bias, scale)).transpose(1, 2).flatten(0, 1)
+
+
+def _the_mask(query: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, query)
+    # Comparing their contents would wait for the device and could not be compiled.
+    if query_mask is not None and key_mask is not None and query_mask is not key_mask:
+        raise ValueError(
+            "query_mask and key_mask are two tensors: queries and keys are of one sequence, so there is one mask; "
+            "pass one of the two, or the same tensor as both."
+        )
+    return key_mask if query_mask is None else query_mask

@@ -1,0 +1,210 @@
+"""The parts of Nyström attention with an exact near field: tokens in blocks, heavy keys, far field, ridge core.
+
+Inside, the sequence comes first, and examples and heads share one axis: (l, c, d) with c = b·h. For one example that is
+the memory layout (b, n, h·d) of projections; for any number, blocks, windows and shared landmarks are views of it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nystromformer.attention.landmarks import at_least_float32, segments
+from nystromformer.attention.softmax_parts import MASKED
+
+SMALLEST_GRAM = 1e-6
+"""Added to the mean diagonal of AᵀA: where core rows put all their weight on near keys, there is nothing to fit."""
+
+KEYS_AT_ONCE = 512
+"""Keys whose column sums are taken together: enough for a fast product, few enough to stay in a cache."""
+
+
+@dataclass(frozen=True)
+class TokenBlocks:
+    """The valid tokens of each example, moved to the front and divided into blocks. Zeros fill the last blocks up.
+
+    Counting blocks over valid tokens is what makes results independent of where and how much padding there is.
+    """
+
+    heads: int
+    length: int
+    size: int  # places in a block
+    number: int  # blocks of each example
+    valid: Tensor  # (b,): valid tokens of each example
+    present: Tensor  # (b, number·size): the places that hold one
+    source: Tensor | None  # (number·size, b): which of the b·n tokens each place holds; None where none has to move
+    place: Tensor | None  # (b, n): where each token went
+
+    @property
+    def batch(self) -> int:
+        return self.valid.shape[0]
+
+    def for_heads(self, x: Tensor) -> Tensor:
+        """`x` (b, ...) repeated for each head: (c, ...)."""
+        return x.repeat_interleave(self.heads, dim=0)
+
+    def arrange(self, x: Tensor, margin: int = 0) -> Tensor:
+        """(b, h, n, d) → (number·size + 2·margin, c, d), with `margin` rows of zeros at both ends."""
+        if self.source is None:
+            rows = x.permute(2, 0, 1, 3).flatten(1, 2)  # (n c d)
+            after = self.number * self.size - self.length + margin
+            if not torch.compiler.is_compiling() and margin == after == 0:
+                return rows
+            # faster than padding, which writes everything twice
+            return torch.cat((rows.new_zeros(margin, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])))
+        rows = x.transpose(1, 2).flatten(2).flatten(0, 1)  # (b·n h·d)
+        place = torch.arange(-margin, self.number * self.size + margin, device=x.device)[:, None]
+        absent = (place < 0) | (place >= self.valid)  # (l b)
+        source = functional.pad(self.source, (0, 0, margin, margin))
+        moved = rows.index_select(0, source.flatten()).masked_fill_(absent.flatten()[:, None], 0)
+        return moved.view(-1, self.batch * self.heads, x.shape[3])
+
+    def restore(self, x: Tensor) -> Tensor:
+        """(number·size, c, d) → (b, h, n, d), each token back in its place; what stands at padding has no meaning."""
+        if self.place is None:
+            return x[: self.length].unflatten(1, (self.batch, self.heads)).permute(1, 2, 0, 3)
+        example = torch.arange(self.batch, device=x.device)[:, None]
+        rows = x.reshape(-1, self.heads * x.shape[2])  # (number·size·b h·d)
+        moved = rows.index_select(0, (self.place * self.batch + example).flatten())
+        return moved.view(self.batch, self.length, self.heads, x.shape[2]).transpose(1, 2)
+
+
+def token_blocks(tokens: Tensor, mask: Tensor | None, size: int, least: int = 1) -> TokenBlocks:
+    """Blocks of `size` places for `tokens` (b, h, n, d) with `mask` (b, n). `least` tokens there must be or, in an
+    exported graph for all lengths, are made room for.
+
+    >>> tokens = torch.tensor([7.0, 8.0, 9.0]).view(1, 1, 3, 1)
+    >>> token_blocks(tokens, torch.tensor([[False, True, True]]), size=2).arrange(tokens).flatten()
+    tensor([8., 9., 0., 0.])
+    """
+    batch, heads, length, _ = tokens.shape
+    number = (length + size - 1) // size
+    if torch.compiler.is_exporting():
+        number = torch.sym_max(number, max((least + size - 1) // size, 2))  # a single block would be a special case
+        mask = tokens.new_ones(batch, length, dtype=torch.bool) if mask is None else mask
+    places = torch.arange(number * size, device=tokens.device)
+    if mask is None:
+        valid = torch.full((batch,), length, device=tokens.device)
+        return TokenBlocks(heads, length, size, number, valid, places < valid[:, None], source=None, place=None)
+    rank = mask.long().cumsum(dim=1) - 1
+    row = torch.arange(batch * length, device=tokens.device).view(batch, length)
+    # Padding all goes to one place more, which is cut off again.
+    target = torch.where(mask, rank, number * size)
+    source = row.new_zeros(batch, number * size + 1).scatter(1, target, row)[:, :-1]
+    valid = mask.sum(dim=1)
+    return TokenBlocks(heads, length, size, number, valid, places < valid[:, None], source.T, rank.clamp(min=0))
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` (c, k) of `x` (l, c, ...), other ones for each c: (c, k, ...)."""
+    return x[index, torch.arange(index.shape[0], device=x.device)[:, None]]
+
+
+def core_places(blocks: TokenBlocks, number: int) -> Tensor:
+    """The places (c, r) in the middle of `number` equal stretches of valid tokens; some twice where there are fewer."""
+    middles = 2 * torch.arange(number, device=blocks.valid.device) + 1
+    return blocks.for_heads(middles * blocks.valid[:, None] // (2 * number))
+
+
+@dataclass(frozen=True)
+class HeavyKeys:
+    place: Tensor  # (c, h)
+    real: Tensor  # (c, h): false where an example has fewer valid tokens than h
+
+
+@torch.no_grad()
+def find_heavy_keys(
+    query: Tensor, logsumexp: Tensor, key: Tensor, scale: float, blocks: TokenBlocks, number: int
+) -> HeavyKeys:
+    """The `number` keys with the largest column sums of B = softmax(query keyᵀ); of equal ones the first.
+
+    `query` is (c, r, d), `key` (l, c, d), `logsumexp` (c, r) that of the rows of B. A few columns exist at a time.
+    """
+    wide, places = logsumexp.dtype, blocks.number * blocks.size
+    query, shift = scale * query.to(wide), logsumexp[..., None]
+    key = key.transpose(0, 1)  # (c l d)
+    # A compiled graph has no loop whose length depends on the input's.
+    parts = [key] if torch.compiler.is_compiling() else key.split(KEYS_AT_ONCE, dim=1)
+    sums = torch.cat([(query @ part.to(wide).mT - shift).exp_().sum(1) for part in parts], dim=1)  # (c l)
+    # Positive floats are ordered as their bits. With the place as further digits no two are equal, so the choice does
+    # not depend on how top-k breaks ties, which changes with the number of candidates.
+    place = torch.arange(places, device=key.device)
+    digits = sums.float().view(torch.int32).long() * places - place
+    present = blocks.for_heads(blocks.present)
+    chosen = torch.where(present, digits, -places - place).topk(number, dim=1).indices
+    return HeavyKeys(chosen, present.gather(1, chosen))
+
+
+@dataclass(frozen=True)
+class FarField:
+    """What stands for the keys that are not near: means of segments, then heavy keys. At least float32."""
+
+    key: Tensor  # (c, m, d)
+    value: Tensor  # (c, m, e)
+    bias: Tensor  # (number, c, 1, m): log of how many keys each stands for, seen from each block
+
+
+def far_field(key: Tensor, value: Tensor, heavy: HeavyKeys, blocks: TokenBlocks, num_segments: int) -> FarField:
+    """The far field of `key` and `value` (number·size, c, d). Heads share segments; each takes its heavy keys out."""
+    wide = at_least_float32(key.dtype)
+    divided = segments(blocks.present[:, None, :, None], num_segments, blocks.present)
+    segment = blocks.for_heads(divided.index).gather(1, heavy.place)  # (c h)
+    belongs = segment[..., None] == torch.arange(num_segments, device=key.device)
+    belongs = (belongs & heavy.real[..., None]).to(wide)  # (c h m-h)
+    counts = (blocks.for_heads(divided.counts) - belongs.sum(1)).clamp(min=1)[..., None]  # (c m-h 1)
+    target = (divided.index.T * blocks.batch + torch.arange(blocks.batch, device=key.device)).flatten()  # (l·b)
+
+    def means_then_heavy(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, blocks.heads * x.shape[2]).to(wide)  # (l·b h·d)
+        sums = rows.new_zeros(num_segments * blocks.batch, rows.shape[1]).index_add(0, target, rows)
+        sums = sums.view(num_segments, -1, x.shape[2]).transpose(0, 1)  # (c m-h d)
+        heavy_rows = pick(x, heavy.place).to(wide)  # (c h d)
+        return torch.cat(((sums - belongs.mT @ heavy_rows) / counts, heavy_rows), dim=1)
+
+    return FarField(means_then_heavy(key), means_then_heavy(value), _far_bias(divided.counts, belongs, heavy, blocks))
+
+
+def _far_bias(counts: Tensor, belongs: Tensor, heavy: HeavyKeys, blocks: TokenBlocks) -> Tensor:
+    """log(c − w) for each block and segment, 0 for heavy keys, `MASKED` for what is empty: (number, c, 1, m)."""
+    block = torch.arange(blocks.number, device=counts.device)[:, None]
+    counts = counts[:, None]  # (b 1 m-h)
+    last = counts.cumsum(2)
+    first_near, last_near = (block - 1) * blocks.size, (block + 2) * blocks.size
+    near = (torch.minimum(last, last_near) - torch.maximum(last - counts, first_near)).clamp(min=0)  # (b number m-h)
+    heavy_far = (heavy.place[:, None] // blocks.size - block).abs() > 1  # (c number h)
+    far = blocks.for_heads(counts - near) - heavy_far.to(belongs.dtype) @ belongs  # (c number m-h)
+    of_segments = torch.where(far > 0, far.clamp(min=1).log(), MASKED)
+    of_heavy = torch.where(heavy.real, 0.0, MASKED).to(far.dtype)[:, None].expand(-1, blocks.number, -1)
+    return torch.cat((of_segments, of_heavy), dim=2).transpose(0, 1)[:, :, None]
+
+
+def key_bias(blocks: TokenBlocks, dtype: torch.dtype) -> Tensor:
+    """0 for each place with a token, `MASKED` for others: (c, number·size)."""
+    return blocks.for_heads(torch.where(blocks.present, 0.0, MASKED).to(dtype))
+
+
+def near_bias(bias: Tensor, heavy: HeavyKeys, blocks: TokenBlocks) -> Tensor:
+    """`key_bias` without the heavy keys, for the window of each block: (number, c, 1, 3·size), as views."""
+    bias = functional.pad(bias.scatter(1, heavy.place, MASKED), (blocks.size, blocks.size), value=MASKED)
+    return bias.unfold(1, 3 * blocks.size, blocks.size).transpose(0, 1)[:, :, None]
+
+
+def corrected_values(
+    exact: Tensor, near_out: Tensor, near_logsumexp: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float
+) -> Tensor:
+    """W (c, m, e): values of the far field with which the core rows come out as near to `exact` as the ridge allows.
+
+    Of r core rows: `exact` (c, r, e) is B V; `near_out` (c, r, e) and `near_logsumexp` (c, r) come from their near
+    keys; `far_logits` (c, r, m) are those of the far field, whose own values are `far_value` (c, m, e).
+    """
+    total = torch.logaddexp(near_logsumexp, far_logits.logsumexp(-1))[..., None]  # (c r 1)
+    A = torch.exp(far_logits - total)  # (c r m)
+    R = exact - torch.exp(near_logsumexp[..., None] - total) * near_out - A @ far_value  # (c r e)
+    gram = A.mT @ A  # (c m m)
+    size = ridge * (gram.diagonal(dim1=1, dim2=2).mean(1) + SMALLEST_GRAM)
+    identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    # The ridge bounds the condition number by m / ridge + 1, so there is a factor. Not checking that avoids waiting
+    # for the device, and an error for a whole batch because one example holds NaN.
+    factor, _ = torch.linalg.cholesky_ex(gram + size[:, None, None] * identity)
+    return far_value + torch.cholesky_solve(A.mT @ R, factor)
