@@ -65,15 +65,15 @@ class PretrainingRecipe:
     def changed(self, *, steps: int | None = None, **changes: object) -> "PretrainingRecipe":
         """With some fields changed. Warm-up and intervals shrink with the number of steps.
 
-        >>> PAPER["small"].changed(steps=1_000).warmup
-        100
+        >>> recipe = PAPER["small"].changed(steps=1_000, eval_every=200)
+        >>> recipe.warmup, recipe.eval_every, recipe.save_every
+        (100, 200, 1000)
         """
-        changes = {name: value for name, value in changes.items() if value is not None}
+        shrunk: dict[str, object] = {}
         if steps is not None:
-            share = min(1.0, steps / self.steps)
-            changes |= {"steps": steps, "warmup": round(self.warmup * share)}
-            changes |= {name: min(getattr(self, name), steps) for name in ("eval_every", "save_every", "log_every")}
-        return replace(self, **changes)
+            shrunk = {name: min(getattr(self, name), steps) for name in ("eval_every", "save_every", "log_every")}
+            shrunk |= {"steps": steps, "warmup": round(self.warmup * min(1.0, steps / self.steps))}
+        return replace(self, **shrunk | {name: value for name, value in changes.items() if value is not None})
 
 
 PAPER = {
@@ -84,8 +84,8 @@ PAPER = {
 MINI = PretrainingRecipe(
     size="mini",
     steps=600,
-    batch_size=32,
-    micro_batch=8,
+    batch_size=16,
+    micro_batch=16,
     warmup=60,
     learning_rate=1e-3,
     max_length=256,
