@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from nystromformer.attention import nystrom_attention, skip_convolution
+from nystromformer.attention import nystrom_attention, nystrom_local_attention, skip_convolution
 from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.masks import zero_padding
 from nystromformer.attention.nystrom_core import NystromOptions
@@ -52,7 +52,7 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), weights
 
 
-OPERATIONS = {"nystrom": nystrom_attention}
+OPERATIONS = {"nystrom": nystrom_attention, "nystrom-local": nystrom_local_attention}
 """What `attn_implementation=` may name."""
 FUNCTIONS = {name: partial(attention_forward, operation) for name, operation in OPERATIONS.items()}
 nystrom_attention_forward = FUNCTIONS["nystrom"]
@@ -69,6 +69,11 @@ def attention_of(call: AttentionCall, operation: Callable[..., Tensor], num_land
     """What serves a call, masks and window included: a function (query, key, value, conv_weight=None), (b, h, n, e)."""
     if call.radius is not None:
         return partial(window_attention, mask=call.key_mask, radius=call.radius, scale=call.scale)
+    if call.is_cross and operation is nystrom_local_attention:
+        raise ValueError(
+            f"{type(call.module).__name__} is cross-attention: nystrom-local is for self-attention, where queries have "
+            f"neighbours among the keys; use attn_implementation='nystrom'."
+        )
     masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
     return partial(operation, num_landmarks=num_landmarks, scale=call.scale, **masks)
 

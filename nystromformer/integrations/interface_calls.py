@@ -44,6 +44,7 @@ class AttentionCall:
     key_mask: Tensor | None  # (b, s)
     radius: int | None  # how far tokens see in a layer with a sliding window
     scale: float | None  # of the logits, d ** -0.5 if None
+    is_cross: bool = False  # queries and keys are surely not of one sequence
 
 
 def read_call(
@@ -65,9 +66,10 @@ def read_call(
     refuse_others(others)
     key, value = repeat_heads("key", key, query), repeat_heads("value", value, query)
     key_mask = token_mask(attention_mask, key.shape[0], key.shape[2])
-    query_mask = query_mask_of(module, query, key, key_mask, others.get("encoder_hidden_states"))
+    is_cross = is_cross_attention(module, others.get("encoder_hidden_states"))
+    query_mask = None if is_cross else query_mask_of(module, query, key, key_mask)
     radius = window_of(module, attention_mask, sliding_window)
-    return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling)
+    return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling, is_cross)
 
 
 def is_causal_use(module: nn.Module, is_causal: bool | None, mask: object) -> bool:
@@ -98,11 +100,9 @@ def repeat_heads(name: str, grouped: Tensor, query: Tensor) -> Tensor:
     return grouped.repeat_interleave(heads // groups, dim=1)
 
 
-def query_mask_of(
-    module: nn.Module, query: Tensor, key: Tensor, key_mask: Tensor | None, other_source: object
-) -> Tensor | None:
+def query_mask_of(module: nn.Module, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
     """In self-attention queries and keys are the same tokens; else the mask says nothing of the queries."""
-    if key_mask is None or query.shape[2] != key.shape[2] or is_cross_attention(module, other_source):
+    if key_mask is None or query.shape[2] != key.shape[2]:
         return None
     if not is_surely_self_attention(module):
         raise ValueError(

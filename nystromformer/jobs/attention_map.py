@@ -21,7 +21,7 @@ def attention_map(
     landmarks: Annotated[str, typer.Option(help="Numbers of landmarks to compare.")] = "16,64,256",
     layer: Annotated[str, typer.Option(help="Layers to draw, as 0,3; `all`; `auto`: first, middle, last.")] = "auto",
     head: Annotated[str, typer.Option(help="Heads to draw; `all`; `auto`: least, median and largest error.")] = "auto",
-    attention: Annotated[str, typer.Option(help="What to compare; `nystrom` for now.")] = "nystrom",
+    attention: Annotated[str, typer.Option(help="nystrom or nystrom-local.")] = "nystrom",
     sentences: Annotated[bool, typer.Option("--sentences", help="Each line of the text is an example.")] = False,
     max_length: Annotated[int, typer.Option(help="Most tokens of an example, up to 1024.")] = 512,
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",

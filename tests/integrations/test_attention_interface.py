@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, LlamaC
 
 import nystromformer
 from nystromformer.integrations import attention_interface
-from nystromformer.integrations.attention_interface import nystrom_attention_forward
+from nystromformer.integrations.attention_interface import FUNCTIONS, nystrom_attention_forward
 
 NAMES = list(ENCODERS)
 SENTENCES = [
@@ -41,21 +41,24 @@ def states(model, ids, mask=None, **others):
         return model(input_ids=ids, attention_mask=mask, **others).last_hidden_state
 
 
+@pytest.mark.parametrize("implementation, landmarks", [("nystrom", 100), ("nystrom-local", 134)])
 @pytest.mark.parametrize("side", ["left", "right", "none"])
 @pytest.mark.parametrize("name", NAMES)
-def test_with_as_many_landmarks_as_tokens_a_model_does_what_it_did(name, side):
+def test_with_as_many_landmarks_as_tokens_a_model_does_what_it_did(name, side, implementation, landmarks):
+    """A quarter of the landmarks of nystrom-local are single keys, so that it takes 134 of them for 100 tokens."""
     model, ids = build(name), tokens()
     mask = None if side == "none" else padded(side)
     before = states(model, ids, mask)
-    after = states(switch(model, num_landmarks=100), ids, mask)
+    after = states(switch(model, landmarks, implementation), ids, mask)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     torch.testing.assert_close(after[real], before[real], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("implementation", FUNCTIONS)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_padded_batch_gives_what_its_sequences_give_alone(name, side):
-    model, ids, mask = switch(build(name), num_landmarks=8), tokens(), padded(side)
+def test_a_padded_batch_gives_what_its_sequences_give_alone(name, side, implementation):
+    model, ids, mask = switch(build(name), 8, implementation), tokens(), padded(side)
     places = torch.arange(100) + 2  # the same in the batch and alone, so that only the padding differs
     if name == "distilbert":  # which counts places itself
         model.embeddings.position_embeddings.weight.data.zero_()
@@ -117,6 +120,14 @@ def test_half_precision_stays_near(name, dtype):
     assert (narrow.float() - wide).norm() < 0.05 * wide.norm()
 
 
+def test_autocast_stays_near():
+    model, ids, mask = switch(build("bert"), 16), tokens(), padded("right")
+    wide = states(model, ids, mask)[mask.bool()]
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = states(model, ids, mask)[mask.bool()]
+    assert (narrow.float() - wide).norm() < 0.05 * wide.norm()
+
+
 def test_grouped_keys_and_values_are_repeated():
     model = LlamaModel(LlamaConfig(**TEXT, num_key_value_heads=2, is_causal=False)).eval()
     ids, mask = tokens(), padded("left")
@@ -175,6 +186,8 @@ def test_cross_attention_masks_only_the_keys():
     out, _ = nystrom_attention_forward(module, query, key, value, mask, scaling=8**-0.5)
     expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
     torch.testing.assert_close(out, expected.transpose(1, 2))
+    with pytest.raises(ValueError, match="BertCrossAttention is cross-attention: nystrom-local is for self-attention"):
+        FUNCTIONS["nystrom-local"](module, query, key, value, mask)
 
 
 class Largest(TorchDispatchMode):
