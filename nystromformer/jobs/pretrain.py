@@ -16,7 +16,7 @@ def pretrain(
         str,
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),
     ] = "",
-    size: Annotated[str, typer.Option(help="tiny, mini, small or base; by default the preset's.")] = "",
+    size: Annotated[str, typer.Option(help="tiny, mini, small, minilm or base; by default the preset's.")] = "",
     attention: Annotated[str, typer.Option(help="Any attention by name.")] = "nystrom-64",
     source: Annotated[
         str, typer.Option("--from", metavar="MODEL", help="Start from the weights of a BERT-like model or one of ours.")
@@ -26,7 +26,7 @@ def pretrain(
         "runs/pretrain"
     ),
     cache: Annotated[Path, typer.Option(help="Folder for tokenised corpora and trained tokenizers.")] = Path(
-        "data/corpus"
+        "runs/corpus"
     ),
     steps: Annotated[int | None, typer.Option(help="Training steps; warm-up shrinks in proportion.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples of a step, over all processes.")] = None,

