@@ -57,7 +57,7 @@ def publish(group: str, work: Path, out: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for name in (CONFIG, RECORDS):
             shutil.copyfile(folder / name, target / name)
-    draw_curves(folders, out / group)
+    draw_curves(read_records(*folders), out / group)
     write_text(out / group / "table.md", pretraining_table(read_records(*folders)))
 
 

@@ -19,7 +19,8 @@ from nystromformer.data.corpus.sources import corpus_files
 from nystromformer.data.corpus.vocabulary import corpus_tokenizer
 from nystromformer.data.tokenizers import TRAIN, load_tokenizer
 from nystromformer.errors import UserError, user_input
-from nystromformer.report.pretraining_curves import draw_curves, read_run
+from nystromformer.records import read_records
+from nystromformer.report.pretraining_curves import draw_curves, runs_of
 from nystromformer.training.arguments import parse_settings
 from nystromformer.training.pretraining import Pretraining, run_pretraining
 from nystromformer.training.pretraining_model import build_model, special_tokens
@@ -77,7 +78,7 @@ class PretrainOptions:
         if not self.source and not self.tokenizer:
             raise ValueError(f"no --tokenizer: give vocab.txt, tokenizer.json, a folder or Hub id, or {TRAIN!r}.")
         for folder in self.beside:
-            read_run(folder)
+            check_run(folder)
         check_folder(self.out, {}, self.resume)
         _ = self.reading, self.files, self.training.arguments(self.out, self.device)
 
@@ -141,13 +142,22 @@ def run(options: PretrainOptions, say: Callable[[str], None]) -> None:
     except OSError as error:  # the disk is full or gone: what is written is whole
         raise UserError(f"{error}; when there is room again, go on with --resume.") from error
     if arguments.should_save:
-        draw_curves([out, *options.beside], out)
+        draw_curves(read_records(out, *options.beside), out)
         order = "" if record["sop_accuracy"] is None else f", {record['sop_accuracy']:.2%} of the sentence orders"
         say(
             f"{record['value']:.2%} of the masked words right{order} on {record['validation_examples']:,} validation "
             f"examples, after {record['step']:,} steps, {record['tokens']:,} tokens and {record['seconds']:,.0f} s of "
             f"training ({record['tokens_per_second']:,.0f} tokens/s)\nModel, records and curves: {out}"
         )
+
+
+def check_run(folder: Path) -> None:
+    try:
+        found = runs_of(read_records(folder))
+    except FileNotFoundError:
+        found = []
+    if not found:
+        raise ValueError(f"--beside {folder}: holds no records of a pretraining run; give the --out folder of one.")
 
 
 def find_tokenizer(options: PretrainOptions) -> PreTrainedTokenizerFast:

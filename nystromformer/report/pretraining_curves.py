@@ -1,5 +1,6 @@
 """Accuracies of pretraining runs against steps and against time: the paper's two figures, from records."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from nystromformer.records import read_records
-
 ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
+TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
+"""Settings that tell runs of one attention from one another, where they differ."""
+UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
+Record = dict[str, object]
 Point = dict[str, float]
 
 
@@ -25,48 +28,43 @@ class Run:
     """For each accuracy: its value, step, seconds and tokens."""
 
 
-def read_run(folder: str | Path) -> Run:
-    """Raises `ValueError` for a folder without the records of a pretraining run."""
-    try:
-        records = [record for record in read_records(folder) if record["job"] == "pretrain"]
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder}: holds no records of a run; give the --out folder of a pretraining run.") from error
-    if not records:
-        raise ValueError(f"{folder}: holds no records of a pretraining run.")
-    config = records[0]["config"]
-    start = "" if config["from"] is None else f", from {Path(config['from']).name}"
-    points = {
-        metric: [
-            {name: record[name] for name in ("value", "step", "seconds", "tokens")}
-            for record in records
-            if record["metric"] == metric
-        ]
+def runs_of(records: Iterable[Record]) -> list[Run]:
+    """The pretraining runs among some records, told apart by their configuration."""
+    by_config: dict[str, list[Record]] = {}
+    for record in records:
+        if record["job"] == "pretrain" and record["metric"] in ACCURACIES:
+            by_config.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
+    labels = _labels([found[0]["config"] for found in by_config.values()])
+    return [Run(label, _points(found)) for label, found in zip(labels, by_config.values(), strict=True)]
+
+
+def _labels(configs: list[Record]) -> list[str]:
+    start = lambda config: "" if config["from"] is None else f", from {Path(config['from']).name}"
+    names = [config["attention"] + start(config) for config in configs]
+    labels = []
+    for name, config in zip(names, configs, strict=True):
+        alike = [other for other_name, other in zip(names, configs, strict=True) if other_name == name]
+        telling = [each for each in TELLING if len({str(other.get(each)) for other in alike}) > 1]
+        labels.append(", ".join([name, *(f"{each.replace('_', ' ')} {config.get(each)}" for each in telling)]))
+    return labels
+
+
+def _points(records: list[Record]) -> dict[str, list[Point]]:
+    names = ("value", "step", "seconds", "tokens")
+    return {
+        metric: [{name: record[name] for name in names} for record in records if record["metric"] == metric]
         for metric in ACCURACIES
     }
-    return Run(f"{config['attention']}{start}", points)
 
 
-def read_runs(folders: Iterable[str | Path]) -> list[Run]:
-    """Runs of different folders; labels that would be the same get the folder's name."""
-    folders = list(folders)
-    runs = [read_run(folder) for folder in folders]
-    labels = [run.label for run in runs]
+def draw_curves(records: Iterable[Record], folder: Path) -> list[Path]:
+    """Write `accuracy_steps.{png,svg}` and `accuracy_time.{png,svg}`, all runs in each figure; returns their paths."""
+    runs = runs_of(records)
+    longest = max((point["seconds"] for run in runs for points in run.points.values() for point in points), default=0.0)
+    unit = next((unit for unit, seconds in UNITS.items() if longest > 2 * seconds), "seconds")
     return [
-        run if labels.count(run.label) == 1 else Run(f"{run.label} ({Path(folder).name})", run.points)
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-
-
-def draw_curves(folders: Iterable[str | Path], out: Path) -> list[Path]:
-    """Write `accuracy_steps.{png,svg}` and `accuracy_time.{png,svg}`, all runs in one figure; returns their paths."""
-    runs = read_runs(folders)
-    longest = max((point["seconds"] for run in runs for each in run.points.values() for point in each), default=0.0)
-    unit, seconds = next(
-        ((unit, size) for unit, size in (("hours", 3600), ("minutes", 60)) if longest > size), ("seconds", 1)
-    )
-    return [
-        *_draw(runs, out / "accuracy_steps", "steps", lambda point: point["step"]),
-        *_draw(runs, out / "accuracy_time", f"{unit} of training", lambda point: point["seconds"] / seconds),
+        *_draw(runs, folder / "accuracy_steps", "steps", lambda point: point["step"]),
+        *_draw(runs, folder / "accuracy_time", f"{unit} of training", lambda point: point["seconds"] / UNITS[unit]),
     ]
 
 
@@ -75,8 +73,7 @@ def _draw(runs: list[Run], path: Path, label: str, place: Callable[[Point], floa
     for axes, (metric, title) in zip(panels, ACCURACIES.items(), strict=True):
         for run in runs:
             points = run.points[metric]
-            if points:
-                axes.plot([place(p) for p in points], [p["value"] for p in points], marker=".", label=run.label)
+            axes.plot([place(p) for p in points], [p["value"] for p in points], marker=".", label=run.label)
         axes.set_title(f"{title}, validation accuracy")
         axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
