@@ -257,7 +257,7 @@ def test_the_papers_recipe():
         for processes in (1, 8):
             assert recipe.accumulation(processes) * recipe.micro_batch * processes == 256
     assert replace(SMOKE, batch_size=6, micro_batch=4).accumulation(1) == 2
-    with pytest.raises(ValueError, match="--size large: must be one of tiny, mini, small, base"):
+    with pytest.raises(ValueError, match="--size large: must be one of tiny, mini, small, minilm, base"):
         recipe_for("paper", "large")
     with pytest.raises(ValueError, match="--preset fast: must be one of paper, mini, smoke"):
         recipe_for("fast", None)
