@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from nystromformer.attention.checks import shape_of
 from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.encoder.dropout import Dropout
 
 
 class NystromformerEmbeddings(nn.Module):
@@ -16,7 +17,7 @@ class NystromformerEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(self.max_length + self.offset, width)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.embedding_norm else None
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,

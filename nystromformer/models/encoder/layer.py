@@ -8,6 +8,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.encoder.dropout import Dropout
 from nystromformer.models.encoder.self_attention import NystromformerSelfAttention
 
 
@@ -19,7 +20,7 @@ class NystromformerOutput(nn.Module):
         self.pre_norm = config.norm == "pre"
         self.dense = nn.Linear(input_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def sublayer_input(self, hidden: Tensor) -> Tensor:
         return self.LayerNorm(hidden) if self.pre_norm else hidden
