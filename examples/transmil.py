@@ -1,0 +1,264 @@
+"""Train a TransMIL-style classifier of slides, then draw where its CLS token looks on a slide of 50,000 tiles.
+
+    python examples/transmil.py --out runs/transmil
+
+TransMIL (Shao et al., 2021) classifies a slide from its bag of tiles: a CLS token, two Nyström attention layers, and
+between them convolutions over the grid that the tiles were cut from. Which tiles decided is read off the CLS token's
+row of attention weights, in O(n·m): the n×n matrices of 50,000 tiles and 4 heads would take 40 GB. The slides are
+synthetic (`synthetic_slides.py`), so that the tiles which ought to light up are known.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from sklearn.metrics import roc_auc_score
+from synthetic_slides import FEATURES, Slide, draw_map, draw_slide, pad
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nystromformer import NystromAttention, nystrom_attention_weights
+from nystromformer.attention.checks import check_at_least
+from nystromformer.records import Recorder, new_job_folder, write_config
+
+TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them
+SPREAD = 5  # the largest slide of a part has this many times the tiles of the smallest
+GROUP = 8  # batches of training slides that are drawn together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All that a run depends on. Checked when made."""
+
+    bags: int = 1200
+    """Slides to train on; each is seen once."""
+    training_tiles: int = 5000
+    """Tiles of the largest slide to train and to measure the accuracy on."""
+    tiles: int = 50_000
+    """Tiles of the slide to draw, and the most of the large slides that accuracy and map are measured on."""
+    held_out: int = 200
+    """Slides to measure on of the sizes that were trained on."""
+    large: int = 20
+    """Slides to measure on that are larger."""
+    batch: int = 8
+    learning_rate: float = 3e-3
+    shift: float = 6.0
+    """How far planted tiles lie from others, in standard deviations of a feature."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)
+        check_at_least("bags", self.bags, 1)
+        check_at_least("batch", self.batch, 1)
+        check_at_least("held_out", self.held_out, 2, "an AUC needs a positive and a negative slide")
+        check_at_least("large", self.large, 2, "an AUC needs a positive and a negative slide")
+        check_at_least("training_tiles", self.training_tiles, 500, "smaller slides have no room for clusters")
+        check_at_least("tiles", self.tiles, 500, "smaller slides have no room for clusters")
+
+    def slide(self, part: int, index: int) -> Slide:
+        most = self.training_tiles if part in (TRAINING, HELD_OUT) else self.tiles
+        fewest = most if part == PICTURE else most // SPREAD
+        return draw_slide(self.seed, part, index, (fewest, most), self.shift)
+
+
+class GridConvolution(nn.Module):
+    """TransMIL's position encoding (PPEG): adds depthwise convolutions over the tiles' grid, 7, 5 and 3 wide.
+
+    TransMIL folds the sequence into a square; slides come with their tiles' cells, so each goes to its true place.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for size in (7, 5, 3)
+        )
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)  # starts as the identity, so that no tile is blurred before there is a reason to
+
+    def forward(self, tokens: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
+        height, width = (int(size) + 1 for size in cells.amax(dim=(0, 1)))
+        place = (cells[..., 0] * width + cells[..., 1])[..., None].expand_as(tokens)
+        real = tokens.masked_fill(~mask[..., None], 0)  # padding says cell (0, 0): it must add nothing there
+        grid = tokens.new_zeros(len(tokens), height * width, tokens.shape[2]).scatter_add(1, place, real)
+        # The sum of three convolutions is one with the sum of their kernels, at a third of the time.
+        kernel = sum(functional.pad(conv.weight, [3 - conv.padding[0]] * 4) for conv in self.convolutions)
+        bias = sum(conv.bias for conv in self.convolutions)
+        image = grid.unflatten(1, (height, width)).permute(0, 3, 1, 2)  # (b d h w), channels last in memory
+        image = functional.conv2d(image, kernel, bias, padding=3, groups=len(kernel))
+        return tokens + image.permute(0, 2, 3, 1).flatten(1, 2).gather(1, place)
+
+
+class TransMIL(nn.Module):
+    """Logits (b,) of bags of tiles: features (b, n, f), cells (b, n, 2) and mask (b, n), True for real tiles.
+
+    The attention layers leave out their skip convolution along the sequence: the tiles' neighbourhood is that of the
+    grid, and a signal carried 16 tiles along its row would blur the map.
+    """
+
+    def __init__(self, features: int = FEATURES, dim: int = 64, num_heads: int = 4, num_landmarks: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(features, dim), nn.ReLU())
+        self.cls = nn.Parameter(0.02 * torch.randn(dim))
+        attention = {"num_heads": num_heads, "num_landmarks": num_landmarks, "conv_kernel_size": None}
+        self.first_norm, self.first = nn.LayerNorm(dim), NystromAttention(dim, **attention)
+        self.grid = GridConvolution(dim)
+        self.last_norm, self.last = nn.LayerNorm(dim), NystromAttention(dim, **attention)
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 1)
+
+    def forward(self, features: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
+        tokens, mask = self.tokens(features, cells, mask)
+        tokens = tokens + self.last(self.last_norm(tokens), mask=mask)
+        return self.head(self.norm(tokens[:, 0]))[:, 0]
+
+    def tokens(self, features: Tensor, cells: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last attention layer reads: tokens (b, 1 + n, dim), CLS first, and their mask."""
+        cls = self.cls.expand(len(features), 1, -1)
+        tokens, token_mask = torch.cat([cls, self.embed(features)], dim=1), functional.pad(mask, (1, 0), value=True)
+        tokens = tokens + self.first(self.first_norm(tokens), mask=token_mask)
+        return torch.cat([tokens[:, :1], self.grid(tokens[:, 1:], cells, mask)], dim=1), token_mask
+
+    @torch.no_grad()
+    def attention_map(self, features: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
+        """How much the CLS token takes from each tile in the last layer, mean over heads: (b, n), in O(n·m).
+
+        These are the weights that the model's output was made with. They sum to about 1 with the CLS token's own, and
+        being approximated they can be slightly negative: compare and rank them, rather than take their logarithm.
+        """
+        tokens, mask = self.tokens(features, cells, mask)
+        tokens, layer = self.last_norm(tokens), self.last
+        query, key = (
+            projection(tokens).unflatten(2, (layer.num_heads, layer.head_dim)).transpose(1, 2)  # (b h n d)
+            for projection in (layer.query, layer.key)
+        )
+        rows = nystrom_attention_weights(
+            query, key, rows=[0], num_landmarks=layer.num_landmarks, query_mask=mask, key_mask=mask
+        )
+        return rows[:, :, 0, 1:].mean(dim=1)
+
+
+def train(options: Options, recorder: Recorder, bar: Progress) -> TransMIL:
+    """A model trained on slides that are drawn as they are needed."""
+    torch.manual_seed(options.seed)
+    model, steps = TransMIL(), math.ceil(options.bags / options.batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, options.learning_rate, total_steps=steps + 1, pct_start=0.2
+    )
+    task, started, tenth, losses = bar.add_task("training", total=steps), time.monotonic(), max(steps // 10, 1), []
+    for step, slides in enumerate(training_batches(options), start=1):
+        labels = torch.tensor([float(slide.positive) for slide in slides])
+        loss = functional.binary_cross_entropy_with_logits(model(*pad(slides)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        bar.update(task, advance=1)
+        if step % tenth == 0:
+            recent = float(np.mean(losses[-tenth:]))
+            left = (time.monotonic() - started) / step * (steps - step)
+            recorder.record("training_loss", recent, step=step)
+            bar.console.print(f"batch {step:,} of {steps:,}: loss {recent:.3f}, {left:.0f} s left", highlight=False)
+    return model.eval()
+
+
+def training_batches(options: Options) -> Iterator[list[Slide]]:
+    """Slides of like length share a batch, as far as some that are drawn together allow, so that little is padding."""
+    together = GROUP * options.batch
+    for first in range(0, options.bags, together):
+        slides = [options.slide(TRAINING, index) for index in range(first, min(first + together, options.bags))]
+        slides.sort(key=lambda slide: len(slide.features))
+        for start in range(0, len(slides), options.batch):
+            yield slides[start : start + options.batch]
+
+
+def evaluate(model: TransMIL, slides: Iterable[Slide]) -> dict[str, float]:
+    """How well slides are told apart, and planted tiles from others by the map; each slide alone.
+
+    `tile_precision` is the share of planted tiles among the k tiles of highest weight, where k were planted.
+    """
+    labels, logits, tile_auc, tile_precision = [], [], [], []
+    for slide in slides:
+        with torch.no_grad():
+            logits.append(model(*pad([slide])).item())
+        labels.append(slide.positive)
+        if slide.positive:
+            weights = model.attention_map(*pad([slide]))[0].numpy()
+            tile_auc.append(roc_auc_score(slide.planted, weights))
+            tile_precision.append(slide.planted[np.argsort(-weights)[: slide.planted.sum()]].mean())
+    found = {
+        "accuracy": np.mean(np.greater(logits, 0) == labels),
+        "auc": roc_auc_score(labels, logits),
+        "tile_auc": np.mean(tile_auc),
+        "tile_auc_worst": np.min(tile_auc),
+        "tile_precision": np.mean(tile_precision),
+        "tile_precision_worst": np.min(tile_precision),
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def run(options: Options, out: Path) -> None:
+    """Train, measure and draw, into the folder `out`."""
+    write_config(out, asdict(options))
+    recorder = Recorder(out, job="transmil", config=asdict(options), seed=options.seed)
+    with progress_bar() as bar:
+        wall, processor = time.monotonic(), time.process_time()
+        model = train(options, recorder, bar)
+        wall, processor = time.monotonic() - wall, time.process_time() - processor
+        recorder.record("training_time", wall, unit="s", processor_time=processor)
+        save_file(model.state_dict(), out / "model.safetensors")
+        print(f"trained on {options.bags:,} slides in {wall:.0f} s ({processor:.0f} s of processor time)")
+
+        for part, name, count in ((HELD_OUT, "held-out", options.held_out), (LARGE, "large", options.large)):
+            slides = (options.slide(part, index) for index in range(count))
+            found = evaluate(model, bar.track(slides, total=count, description=f"{name} slides"))
+            for metric, value in found.items():
+                recorder.record(metric, value, part=name, slides=count)
+            print(
+                f"{count} {name} slides: accuracy {found['accuracy']:.1%}, AUC {found['auc']:.4f}; planted tiles: "
+                f"AUC {found['tile_auc']:.4f} (worst slide {found['tile_auc_worst']:.4f}), "
+                f"among the top k {found['tile_precision']:.1%} (worst slide {found['tile_precision_worst']:.1%})"
+            )
+
+    slide = options.slide(PICTURE, 0)
+    started = time.monotonic()
+    weights = model.attention_map(*pad([slide]))[0].numpy()
+    recorder.record("map_time", time.monotonic() - started, unit="s", tiles=options.tiles)
+    print(f"map of {options.tiles:,} tiles in {time.monotonic() - started:.2f} s: {out / 'map.png'}")
+    draw_map(slide, weights, out / "map.png")
+
+
+def progress_bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=Console(stderr=True))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/transmil"), help="folder to write (%(default)s)")
+    parser.add_argument("--bags", type=int, default=Options.bags, help="slides to train on (%(default)s)")
+    parser.add_argument("--tiles", type=int, default=Options.tiles, help="of the largest slide (%(default)s)")
+    parser.add_argument("--held-out", type=int, default=Options.held_out, help="slides to measure on (%(default)s)")
+    parser.add_argument("--large", type=int, default=Options.large, help="large slides to measure on (%(default)s)")
+    parser.add_argument("--seed", type=int, default=Options.seed, help="seed of slides and weights (%(default)s)")
+    given = vars(parser.parse_args(arguments))
+    out = given.pop("out")
+    try:
+        options = Options(**given)
+        new_job_folder(out)
+    except (ValueError, TypeError, OSError) as error:
+        parser.error(str(error))
+    run(options, out)
+
+
+if __name__ == "__main__":
+    main()
