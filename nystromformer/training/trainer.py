@@ -60,6 +60,11 @@ class ExactTrainer(Trainer):
         self.order: GroupedByLength | None = None
         self.make_scheduler = scheduler
         super().__init__(*args, **kwargs)
+        # Trainer takes any model with **kwargs for one that divides its loss by `num_items_in_batch`. Transformers'
+        # classifiers do not, and their gradients would grow with processes and accumulation steps.
+        self.model_accepts_loss_kwargs = getattr(
+            self.accelerator.unwrap_model(self.model), "accepts_loss_kwargs", False
+        )
         disable_progress_bar()  # of each file that is written: the run has its own
         self.remove_callback(PrinterCallback)
         self.add_callback(EpochSetter(self))

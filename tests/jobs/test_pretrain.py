@@ -1,7 +1,6 @@
 """The command `pretrain`, as people type it."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -241,31 +240,6 @@ def test_a_killed_process_goes_on_to_the_same_weights(command, tmp_path):
     assert not (tmp_path / "run" / "model").exists()
     assert main([*arguments, "--resume"]) == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(command, tmp_path):
-    """The same examples in each step, counted together; the validation examples shared out."""
-    without_dropout = ("--preset", "mini", "--steps", 3, "--batch-size", 8, "--max-length", 32)
-    assert main(command(*without_dropout, out="one")) == 0
-    script = tmp_path / "run.py"
-    script.write_text("import sys\nfrom nystromformer.cli import main\nsys.exit(main(sys.argv[1:]))\n")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        [*launch, *command(*without_dropout, out="two")],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=2e-5, rtol=0)
-    results = [
-        {(r["metric"], r["step"]): r["value"] for r in read_records(tmp_path / run) if "second" not in r["metric"]}
-        for run in ("one", "two")
-    ]
-    assert results[0] == pytest.approx(results[1], rel=1e-4), "each of both lists is written once"
 
 
 def test_help_shows_an_example(capsys):
