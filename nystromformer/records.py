@@ -104,11 +104,16 @@ def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file aside and rename it, so that it is whole or absent."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """As `write_text`, for anything."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(content)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ def draw_plots(table: Cells, folder: Path) -> list[Path]:
 
 
 def _draw(table: Cells, path: Path, label: str, value) -> list[Path]:
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.8), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.9), layout="constrained")
     lengths = columns(table)
     for index, (name, by_length) in enumerate(table.items()):
         points = [(n, value(by_length.get(n, Cell()))) for n in lengths]
@@ -51,7 +51,7 @@ def _draw(table: Cells, path: Path, label: str, value) -> list[Path]:
     axes.set_xlabel("sequence length n")
     axes.set_ylabel(label)
     axes.grid(which="major", alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
     paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for each in paths:
         each.parent.mkdir(parents=True, exist_ok=True)

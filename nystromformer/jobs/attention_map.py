@@ -35,10 +35,9 @@ def attention_map(
     """
     from nystromformer.attention.checks import check_choice
     from nystromformer.bench.cases import DTYPES, check_device
-    from nystromformer.bench.show import progress_bar
     from nystromformer.integrations.attention_interface import OPERATIONS
     from nystromformer.jobs.attention_study import AttentionStudy
-    from nystromformer.records import Recorder, new_job_folder, write_config, write_text
+    from nystromformer.records import new_job_folder
 
     config = {
         "model": model,
@@ -64,12 +63,7 @@ def attention_map(
         heads = None if head == "auto" else chosen(head, "--head", study.heads, [])
         new_job_folder(out)
 
-    write_config(out, config)
-    recorder = Recorder(out, job="attention-map", config=config, seed=seed)
-    with progress_bar(study.layers + len(drawn)) as step:
-        study.measure(recorder, step)
-        study.draw(out, drawn, heads, step)
-    write_text(out / "table.md", study.markdown())
+    study.write(out, config, seed, drawn, heads)
     study.print()
     typer.echo(f"Pictures, table and records: {out}")
 

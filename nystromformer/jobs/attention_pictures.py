@@ -56,7 +56,7 @@ def draw_maps(
 def draw_errors(path: Path, title: str, errors: dict[str, Tensor]) -> None:
     """Errors (layers, heads) for each entry of `errors`, written into their cells. Colours end at 1, the error of 0."""
     layers, heads = next(iter(errors.values())).shape
-    size = (0.36 * heads * len(errors) + 1.6, 0.36 * layers + 1.4)
+    size = (max(0.36 * heads, 2.2) * len(errors) + 1.6, 0.36 * layers + 1.4)  # room for titles above few heads
     figure, axes = pyplot.subplots(1, len(errors), figsize=size, squeeze=False, sharey=True, layout="constrained")
     for panel, (name, values) in zip(axes[0], errors.items(), strict=True):
         image = panel.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")

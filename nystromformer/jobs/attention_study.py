@@ -1,4 +1,7 @@
-"""What `nystromformer attention-map` does: capture a model's attention, measure the approximation, draw both."""
+"""What `nystromformer attention-map` does: capture a model's attention, measure the approximation, draw both.
+
+`study.take` what a model's attention is given, then `study.write` errors and pictures into the folder of a run.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,16 +13,17 @@ from rich.table import Table
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from nystromformer.bench.show import progress_bar
 from nystromformer.integrations.attention_errors import approximate_map, exact_map, head_errors
 from nystromformer.integrations.interface_calls import AttentionCall
 from nystromformer.integrations.substitution import capture
 from nystromformer.jobs.attention_pictures import draw_errors, draw_maps
-from nystromformer.records import Recorder, table_markdown
+from nystromformer.records import Recorder, table_markdown, write_config, write_text
 
 EXACT = "exact"
 CAPTION = (
     "Matrix: ‖Ŝ − S‖ / ‖S‖ of attention matrices in the Frobenius norm. Output: ‖Ŝ V − S V‖ / ‖S V‖. Means over "
-    "examples; each layer is given what it gets in the exact model."
+    "examples; each layer is given what it gets in the model as it is."
 )
 
 
@@ -49,10 +53,25 @@ class AttentionStudy:
 
     def look_at(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batches: list[BatchEncoding]) -> None:
         """Run the model with its own, exact attention and keep what each layer is given."""
-        self.calls = [capture(model, **batch)[0] for batch in batches]
         ids, real = batches[0]["input_ids"][0], batches[0]["attention_mask"][0].bool()
-        self.words = tokenizer.convert_ids_to_tokens(ids[real])
-        self.title = f"{type(model).__name__}, {len(self.words)} tokens"
+        words = tokenizer.convert_ids_to_tokens(ids[real])
+        self.take([capture(model, **batch)[0] for batch in batches], words, type(model).__name__)
+
+    def take(self, calls: list[list[AttentionCall]], words: list[str], name: str) -> None:
+        """The calls of all layers for each batch, the tokens of the first example, and what to call the model."""
+        self.calls, self.words, self.title = calls, words, f"{name}, {len(words)} tokens"
+
+    def write(
+        self, out: Path, config: dict[str, object], seed: int, layers: Sequence[int], heads: Sequence[int] | None = None
+    ) -> None:
+        """Configuration, records, table and pictures of a run, with a progress bar."""
+        write_config(out, config)
+        recorder = Recorder(out, job="attention-map", config=config, seed=seed)
+        with progress_bar(self.layers + len(layers)) as step:
+            self.measure(recorder, step)
+            for name, caption in self.draw(out, layers, heads, step).items():
+                recorder.record("picture", name, caption=caption)
+        write_text(out / "table.md", self.markdown())
 
     def measure(self, recorder: Recorder, step: Callable[[str], None]) -> None:
         """Errors of every layer and head, recorded."""
@@ -73,8 +92,11 @@ class AttentionStudy:
         self.matrix = {m: torch.stack([matrix for matrix, _ in pairs]) for m, pairs in by_layer.items()}
         self.output = {m: torch.stack([output for _, output in pairs]) for m, pairs in by_layer.items()}
 
-    def draw(self, out: Path, layers: Sequence[int], heads: Sequence[int] | None, step: Callable[[str], None]) -> None:
-        """`layer-N.png` for each of `layers`, for the first example, and `errors.png`."""
+    def draw(
+        self, out: Path, layers: Sequence[int], heads: Sequence[int] | None, step: Callable[[str], None]
+    ) -> dict[str, str]:
+        """`layer-N.png` for each of `layers`, for the first example, and `errors.png`: files with their captions."""
+        captions = {}
         for layer in layers:
             step(f"layer {layer}: picture")
             call = first_example(self.calls[0][layer], len(self.words))
@@ -89,12 +111,12 @@ class AttentionStudy:
             rows = (
                 typical_heads(self.matrix[self.landmarks[len(self.landmarks) // 2]][layer]) if heads is None else heads
             )
-            draw_maps(out / f"layer-{layer}.png", f"{self.title}: layer {layer}", maps, rows, errors, self.words)
-        draw_errors(
-            out / "errors.png",
-            f"{self.title}: relative error of attention matrices",
-            {self.label(m): matrix for m, matrix in self.matrix.items()},
-        )
+            title = f"{self.title}: layer {layer}"
+            draw_maps(out / f"layer-{layer}.png", title, maps, rows, errors, self.words)
+            captions[f"layer-{layer}.png"] = f"{title}, exact attention and {self.name}"
+        title = f"{self.title}: relative error of attention matrices"
+        draw_errors(out / "errors.png", title, {self.label(m): matrix for m, matrix in self.matrix.items()})
+        return captions | {"errors.png": title}
 
     def label(self, m: int) -> str:
         return f"{self.name}, m = {m}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from nystromformer.published import GLUE
 from nystromformer.records import table_markdown
-from nystromformer.report.lra_table import with_published
+from nystromformer.report.lra_table import exact_first, with_published
 
 ORDER = ("sst2", "mrpc", "qnli", "qqp", "mnli", "mnli-mm", "imdb", "cola", "rte", "stsb", "wnli", "custom")
 RESULT = "score"
@@ -54,9 +54,8 @@ def score_table(found: list[Record]) -> str:
             cells[record["config"]["attention"], column].append(100 * value)
             titles[column] = title
     columns = sorted(titles, key=_place)
-    attentions = list(dict.fromkeys(attention for attention, _ in cells))
     rows = []
-    for attention in attentions:
+    for attention in exact_first(attention for attention, _ in cells):
         published = GLUE.get(attention, GLUE.get(attention.rsplit("-", 1)[0], {}))
         row = [with_published(cells.get((attention, column), []), published.get(column)) for column in columns]
         rows.append([attention, *row])

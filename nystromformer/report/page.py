@@ -1,92 +1,105 @@
-"""One self-contained HTML page: no network, light and dark, readable on a phone."""
+"""One self-contained HTML page, and the same as Markdown."""
 
+import base64
 import html
+import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2128; --dim: #5c6672; --line: #d9dee4; --paper: #ffffff; --card: #f6f8fa;
-        --mark: #0b6e99; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --dim: #9aa4af; --line: #363d46; --paper: #15191e; --card: #1f252c; --mark: #6cc3e8; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.2rem; background: var(--paper); color: var(--ink);
-       font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; margin: .4rem 0; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; }
-nav a { margin-right: 1rem; } a { color: var(--mark); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid var(--line); }
-tr.ours td { font-weight: 600; }
-figure { margin: .8rem 0; background: #ffffff; border: 1px solid var(--line); border-radius: 8px; padding: .5rem; }
-figure img { display: block; width: 100%; height: auto; } figcaption { color: #5c6672; font-size: .85rem; }
-.gap { border: 1px dashed var(--line); border-radius: 8px; padding: .8rem; color: var(--dim); }
-details { background: var(--card); border-radius: 8px; padding: .5rem .8rem; margin: .6rem 0; font-size: .88rem; }
-code { font-size: .88em; overflow-wrap: anywhere; } p.note { color: var(--dim); font-size: .9rem; }
-"""
+from nystromformer.report.style import STYLE
+
+KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+LONG_CELL = 40
+"""A cell of more characters than this is broken into lines."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG or PNG as a data address, with what it shows."""
+    """An SVG or PNG file, with what it shows. SVGs are plots, whose colours may follow the reader's scheme."""
 
-    source: str
+    path: Path
     caption: str
+
+    @property
+    def data_address(self) -> str:
+        """The picture inside the page itself."""
+        return f"data:{KINDS[self.path.suffix]};base64,{base64.b64encode(self.path.read_bytes()).decode()}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Markdown, of tables and plain paragraphs, and the pictures below it."""
+
+    text: str
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. Without a body it is a gap, and says what would fill it."""
+    """A chapter of the report. Without parts it is a gap, and says what would fill it."""
 
     title: str
-    tables: tuple[str, ...] = ()
-    """Markdown: tables and plain paragraphs."""
-    pictures: tuple[Picture, ...] = ()
+    parts: tuple[Part, ...] = ()
     provenance: tuple[str, ...] = ()
     """Lines that say what made the figures: command, seed, budget, machine."""
+    notes: tuple[str, ...] = ()
     remedy: str = ""
     """The command that would fill the gap."""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def is_gap(self) -> bool:
-        return not self.tables and not self.pictures
+        return not self.parts
 
 
 def html_page(title: str, intro: str, sections: Iterable[Section]) -> str:
     sections = list(sections)
-    links = "".join(f'<a href="#{anchor(s.title)}">{html.escape(s.title)}</a>' for s in sections)
+    links = "".join(_link(section) for section in sections)
     body = "\n".join(section_html(section) for section in sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n{inline(intro, 'p')}\n"
-        f"<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
+        f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n'
+        f"{inline(intro, 'p')}\n<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
     )
 
 
-def markdown_page(title: str, intro: str, sections: Iterable[Section]) -> str:
-    parts = [f"# {title}", intro]
+def markdown_page(title: str, intro: str, sections: Iterable[Section], folder: Path) -> str:
+    """Pictures are linked as they are seen from `folder`."""
+    blocks = [f"# {title}", intro]
     for section in sections:
-        parts.append(f"## {section.title}")
-        parts += [gap_text(section)] if section.is_gap else [*section.tables, *section.notes, *section.provenance]
-    return "\n\n".join(parts) + "\n"
+        blocks.append(f"## {section.title}")
+        if section.is_gap:
+            blocks.append(gap_text(section))
+        for part in section.parts:
+            blocks.append(part.text.strip())
+            blocks += [f"![{picture.caption}]({_seen_from(folder, picture.path)})" for picture in part.pictures]
+        blocks += [*section.notes, *section.provenance]
+    return "\n\n".join(blocks) + "\n"
 
 
 def section_html(section: Section) -> str:
     heading = f'<h2 id="{anchor(section.title)}">{html.escape(section.title)}</h2>'
     if section.is_gap:
         return f'<section>{heading}<div class="gap">{inline(gap_text(section), "span")}</div></section>'
-    parts = [heading, *(markdown_html(text) for text in section.tables)]
-    for picture in section.pictures:
-        caption = html.escape(picture.caption)
-        parts.append(f'<figure><img src="{picture.source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
-    parts += [inline(note, 'p class="note"') for note in section.notes]
+    blocks = [heading]
+    for part in section.parts:
+        blocks.append(markdown_html(part.text))
+        if part.pictures:
+            blocks.append(f'<div class="figures">{"".join(map(picture_html, part.pictures))}</div>')
+    blocks += [inline(note, 'p class="note"') for note in section.notes]
     if section.provenance:
         lines = "".join(inline(line, "div") for line in section.provenance)
-        parts.append(f"<details><summary>What made these figures</summary>{lines}</details>")
-    return "<section>" + "\n".join(parts) + "</section>"
+        blocks.append(f'<div class="made"><b>What made these figures</b>{lines}</div>')
+    return "<section>" + "\n".join(blocks) + "</section>"
+
+
+def picture_html(picture: Picture) -> str:
+    caption = html.escape(picture.caption)
+    kind = "plot" if picture.path.suffix == ".svg" else "wide"
+    image = f'<img src="{picture.data_address}" alt="{caption}">'
+    return f'<figure class="{kind}"><div>{image}</div><figcaption>{caption}</figcaption></figure>'
 
 
 def gap_text(section: Section) -> str:
@@ -96,30 +109,52 @@ def gap_text(section: Section) -> str:
 def markdown_html(text: str) -> str:
     """The little Markdown that our tables use: pipe tables, headings, paragraphs, `code`.
 
-    >>> markdown_html("| a | b |\\n|---|---|\\n| 1 | `x` |").count("<td>")
+    >>> markdown_html("| a | b |\\n|---|---|\\n| 1 | `x` |").count("<td")
     2
     """
-    parts = []
+    blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = block.splitlines()
+        level = len(lines[0]) - len(lines[0].lstrip("#"))
         if lines[0].startswith("|"):
-            parts.append(_table_html(lines))
-        elif lines[0].startswith("#"):
-            parts.append(inline(lines[0].lstrip("# "), "h3"))
+            blocks.append(_table_html(lines))
+        elif level:
+            blocks.append(inline(lines[0].lstrip("# "), f"h{max(level, 3)}"))
         else:
-            parts.append(inline(" ".join(lines), "p"))
-    return "\n".join(parts)
+            blocks.append(inline(" ".join(lines), "p"))
+    return "\n".join(blocks)
 
 
 def _table_html(lines: list[str]) -> str:
     cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
     header, rows = cells[0], cells[2:]
-    head = "".join(inline(cell, "th") for cell in header)
+    kinds = [_column_kind(column) for column in zip(*rows, strict=True)] or [""] * len(header)
+    head = "".join(inline(cell, f"th{kind}") for cell, kind in zip(header, kinds, strict=True))
     body = "".join(
-        f"<tr{' class=ours' if row[0].startswith('nystrom') else ''}>{''.join(inline(cell, 'td') for cell in row)}</tr>"
+        f"<tr{_ours(row)}>{''.join(inline(cell, f'td{kind}') for cell, kind in zip(row, kinds, strict=True))}</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _column_kind(column: tuple[str, ...]) -> str:
+    """Numbers are aligned at the right, words at the left; long cells are broken into lines."""
+    if any(len(cell) > LONG_CELL for cell in column):
+        return ' class="long"'
+    return "" if any(re.match(r"[\d–]", cell) for cell in column) else ' class="words"'
+
+
+def _ours(row: list[str]) -> str:
+    return ' class="ours"' if re.match(r"nystrom(-local)?(-\d+)?$", row[0]) else ""
+
+
+def _link(section: Section) -> str:
+    missing = ' class="missing"' if section.is_gap else ""
+    return f'<a href="#{anchor(section.title)}"{missing}>{html.escape(section.title)}</a>'
+
+
+def _seen_from(folder: Path, path: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def inline(text: str, tag: str) -> str:

@@ -1,99 +1,163 @@
 """The parts of the report, each from the records of its jobs. What no run gave is a named gap."""
 
-import base64
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
 
 from nystromformer.bench.plots import draw_plots
 from nystromformer.bench.table import cells, markdown
-from nystromformer.records import table_markdown
-from nystromformer.report import finetune_table, lra_table
-from nystromformer.report.page import Picture, Section
+from nystromformer.records import table_markdown, write_bytes
+from nystromformer.report import attention_maps, finetune_table, lra_table, pretraining_curves, pretraining_table
+from nystromformer.report.lra_curves import draw_dev_accuracy
+from nystromformer.report.page import Part, Picture, Section, anchor
+from nystromformer.report.provenance import provenance
 
 Record = dict[str, object]
+SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
+"""What must agree for measurements to stand in one table."""
+MOST_CURVES = 6
+SMALLER = (
+    "Presets other than `paper` take fewer steps on smaller data: they compare attentions with one another, not with "
+    "the paper."
+)
 
 
-def all_sections(records: list[Record], folder: Path) -> list[Section]:
-    """Every part, in the order of the page. Figures are written to `folder`, too."""
-    return [build(records, folder) for build in SECTIONS]
+def all_sections(records: list[Record], figures: Path) -> list[Section]:
+    """Every part, in the order of the page. Figures are written to the folder `figures`."""
+    sections = [build(records, figures) for build in SECTIONS]
+    others = other_records(records)
+    return sections if others is None else [*sections, others]
 
 
-def efficiency(records: list[Record], folder: Path) -> Section:
+def efficiency(records: list[Record], figures: Path) -> Section:
     title, remedy = "Efficiency", "nystromformer bench --peers --out runs/bench"
-    measured = [r for r in records if r["job"] in ("bench", "demo") and r["metric"] in ("time", "peak_memory")]
+    measured = [r for r in records if r["job"] == "bench" and r["metric"] in ("time", "peak_memory")]
     if not measured:
         return Section(title, remedy=remedy)
-    tables, pictures = [], []
-    for backward in (False, True):
-        chosen = [r for r in measured if r.get("backward", backward) == backward]
-        if not any("backward" in r for r in chosen):
-            continue
-        what = "forward and backward" if backward else "forward"
-        tables.append(f"### One call, {what}\n\n{markdown(chosen)}")
-        paths = draw_plots(cells(chosen), folder / f"efficiency-{'backward' if backward else 'forward'}")
-        pictures += [
-            Picture(data_address(path), f"{path.stem.capitalize()} of one call, {what}, against the length")
-            for path in paths
-            if path.suffix == ".svg"
-        ]
-    return Section(title, tuple(tables), tuple(pictures), provenance(measured))
+    by_setup: dict[tuple, list[Record]] = defaultdict(list)
+    for record in measured:
+        by_setup[tuple(record.get(name, record["config"].get(name)) for name in SETUP)].append(record)
+    parts = []
+    for setup, found in by_setup.items():
+        what = setup_text(dict(zip(SETUP, setup, strict=True)))
+        paths = [path for path in draw_plots(cells(found), figures / anchor(what)) if path.suffix == ".svg"]
+        captions = [f"{path.stem.capitalize()} of {what[0].lower()}{what[1:]}, against the length" for path in paths]
+        tables = markdown(found).replace("## ", "#### ")
+        parts.append(Part(f"### {what}\n\n{tables}", tuple(map(Picture, paths, captions))))
+    return Section(title, tuple(parts), provenance(measured))
 
 
-def long_range_arena(records: list[Record], folder: Path) -> Section:
+def setup_text(setup: dict[str, object]) -> str:
+    """
+    >>> setup_text({"backward": True, "masked": False, "batch": 1, "heads": 12, "head_dim": 64, "dtype": "float32"})
+    'One call, forward and backward, batch 1, 12 heads × 64, float32'
+    """
+    parts = ["One call", "forward and backward" if setup["backward"] else "forward"]
+    parts += [f"batch {setup['batch']}", f"{setup['heads']} heads × {setup['head_dim']}"]
+    parts += [str(setup[name]) for name in ("dtype", "device") if setup.get(name)]
+    return ", ".join([*parts, "an eighth of it padding"] if setup.get("masked") else parts)
+
+
+def long_range_arena(records: list[Record], figures: Path) -> Section:
     title, remedy = "Long Range Arena", "nystromformer lra all --preset mini --out runs/lra"
     found = lra_table.results(records)
     if not found:
         return Section(title, remedy=remedy)
-    return Section(title, (lra_table.lra_tables(found),), provenance=provenance(found))
+    pictures = lra_pictures(records, found, figures / "lra")
+    parts = (Part(lra_table.lra_tables(found), pictures),)
+    return Section(title, parts, provenance(found), notes=notes_on_presets(found))
 
 
-def fine_tuning(records: list[Record], folder: Path) -> Section:
-    title, remedy = "Fine-tuning", "nystromformer finetune sst-2 --model MODEL --data GLUE --out runs/finetune"
+def lra_pictures(records: list[Record], finished: list[Record], figures: Path) -> tuple[Picture, ...]:
+    """Curves of the finished runs of each task and preset, where they are few enough to be told apart."""
+    place = lambda record: (record["config"]["preset"], record["config"]["task"])
+    pictures = []
+    for preset, task in dict.fromkeys(map(place, finished)):
+        folders = {record["folder"] for record in finished if place(record) == (preset, task)}
+        if len(folders) <= MOST_CURVES:
+            run = [record for record in records if record["folder"] in folders]
+            _, svg = draw_dev_accuracy(run, task, figures / f"{task}-{preset}")
+            pictures.append(Picture(svg, f"{task}, preset {preset}: accuracy on the dev set while training"))
+    return tuple(pictures)
+
+
+def pretraining(records: list[Record], figures: Path) -> Section:
+    title, remedy = "Pretraining", "nystromformer pretrain --corpus TEXT --tokenizer train --preset mini"
+    found = pretraining_table.results(records)
+    drawn = [r for r in records if r["job"] == "pretrain" and r["metric"] in pretraining_curves.ACCURACIES]
+    if not found and not drawn:
+        return Section(title, remedy=remedy)
+    against = {"accuracy_steps": "steps", "accuracy_time": "time"}
+    paths = pretraining_curves.draw_curves(drawn, figures / "pretraining") if drawn else []
+    pictures = tuple(
+        Picture(path, f"Validation accuracy of masked words and sentence order against {against[path.stem]}")
+        for path in paths
+        if path.suffix == ".svg"
+    )
+    return Section(
+        title,
+        (Part(pretraining_table.pretraining_table(found), pictures),),
+        provenance(found or drawn[-1:]),
+        notes=(
+            "The paper pretrains BERT-base sizes for 500,000 steps of 256 × 512 tokens, and BERT-small for 100,000.",
+            *notes_on_presets(found),
+        ),
+    )
+
+
+def fine_tuning(records: list[Record], figures: Path) -> Section:
+    title, remedy = "Fine-tuning", "nystromformer finetune sst2 --model MODEL --data GLUE --out runs/finetune"
     found = finetune_table.results(records)
     if not found:
         return Section(title, remedy=remedy)
-    return Section(title, (finetune_table.finetune_tables(found),), provenance=provenance(found))
+    tables = finetune_table.finetune_tables(found)
+    return Section(title, (Part(tables),), provenance(found), notes=notes_on_presets(found))
 
 
-def attention_error(records: list[Record], folder: Path) -> Section:
-    """The mean error of the approximated matrix over all heads of each layer."""
-    title, remedy = "Attention error", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
-    found = [r for r in records if r["job"] == "attention-map" and r["metric"] == "matrix_error"]
-    if not found:
+def attention_error(records: list[Record], figures: Path) -> Section:
+    title, remedy = "Attention maps", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
+    runs = attention_maps.by_run(records)
+    if not runs:
         return Section(title, remedy=remedy)
-    errors: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in found:
-        errors[record["attention"], record["num_landmarks"]][record["layer"]].append(record["value"])
-    layers = sorted({layer for by_layer in errors.values() for layer in by_layer})
-    rows = [
-        [f"{name}-{m}", *(f"{mean(by_layer[layer]):.3f}" if by_layer[layer] else "–" for layer in layers)]
-        for (name, m), by_layer in sorted(errors.items())
-    ]
-    table = table_markdown(["attention", *(f"layer {layer}" for layer in layers)], rows)
-    caption = "‖Ŝ − S‖ / ‖S‖ in the Frobenius norm, mean over the heads of a layer."
-    return Section(title, (table,), notes=(caption,), provenance=provenance(found))
+    parts = []
+    for number, run in enumerate(runs, start=1):
+        name = attention_maps.title_of(run)
+        pictures = []
+        for path, caption in attention_maps.pictures_of(run).items():
+            copy = figures / f"attention-{number}" / path.name
+            write_bytes(copy, path.read_bytes())
+            pictures.append(Picture(copy, caption))
+        parts.append(Part(f"### {name}\n\n{attention_maps.error_table(run)}", tuple(pictures)))
+    found = [record for run in runs for record in run]
+    return Section(title, tuple(parts), provenance(found), notes=(attention_maps.CAPTION,))
 
 
-SECTIONS: list[Callable[[list[Record], Path], Section]] = [efficiency, long_range_arena, fine_tuning, attention_error]
+SECTIONS: list[Callable[[list[Record], Path], Section]] = [
+    efficiency,
+    long_range_arena,
+    pretraining,
+    fine_tuning,
+    attention_error,
+]
+SHOWN = ("bench", "lra", "pretrain", "finetune", "attention-map")
 
 
-def data_address(path: Path) -> str:
-    """A picture inside the page itself."""
-    kind = {".svg": "image/svg+xml", ".png": "image/png"}[path.suffix]
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def provenance(records: Iterable[Record]) -> tuple[str, ...]:
-    """Command, seed, machine and versions of each run, once."""
-    lines = []
+def other_records(records: list[Record]) -> Section | None:
+    """Names the records that no part of the page shows; None where there are none."""
+    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
-        machine = record["machine"]
-        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        device = machine.get("gpu", machine["processor"])
-        lines.append(
-            f"`{record.get('command', record['job'])}`, seed {record['seed']}, "
-            f"on {device} with {machine['threads']} threads; {versions}"
-        )
-    return tuple(dict.fromkeys(lines))
+        if record["job"] not in SHOWN:
+            found[record["job"], record["folder"]].append(record)
+    if not found:
+        return None
+    rows = [
+        [job, folder, len(some), ", ".join(dict.fromkeys(f"{record['metric']}" for record in some))]
+        for (job, folder), some in found.items()
+    ]
+    table = table_markdown(["job", "folder", "records", "what they measure"], rows)
+    everything = [record for some in found.values() for record in some]
+    return Section("Other records", (Part(table),), provenance(everything), notes=("Recorded, but not drawn here.",))
+
+
+def notes_on_presets(found: list[Record]) -> tuple[str, ...]:
+    return (SMALLER,) if any(record["config"].get("preset") != "paper" for record in found) else ()

@@ -45,7 +45,9 @@ def test_writes_pictures_table_and_records(folder, text, tmp_path, capsys):
     assert "m = 4: matrix" in capsys.readouterr().out
     names = {path.name for path in out.iterdir()}
     assert names == {"config.json", "records.jsonl", "table.md", "errors.png", "layer-1.png"}
-    found = records(out)
+    *found, layer, all_layers = records(out)
+    assert [record["value"] for record in (layer, all_layers)] == ["layer-1.png", "errors.png"]
+    assert layer["caption"].endswith("layer 1, exact attention and nystrom")
     assert len(found) == 2 * 2 * 2 * 4  # metrics, landmarks, layers, heads
     assert {"job", "config", "metric", "value", "seed", "versions", "machine", "layer", "head"} <= found[0].keys()
     errors = {m: [r["value"] for r in found if r["num_landmarks"] == m] for m in (4, 80)}

@@ -1,23 +1,10 @@
 """Curves and table of pretraining, from records alone."""
 
-from nystromformer.records import Recorder, read_records
+from report_runs import write_pretraining as write_run
+
+from nystromformer.records import read_records
 from nystromformer.report.pretraining_curves import draw_curves, runs_of
 from nystromformer.report.pretraining_table import pretraining_table
-
-CONFIG = {"attention": "linear", "from": None, "size": "mini", "batch_size": 16, "max_length": 512, "seed": 0}
-
-
-def write_run(folder, end=True, **changes):
-    recorder = Recorder(folder, job="pretrain", config=CONFIG | changes)
-    for step in (10, 20):
-        details = {"step": step, "seconds": step * 60.0, "tokens": step * 1000}
-        recorder.record("dev_mlm_accuracy", step / 100, **details)
-        recorder.record("dev_sop_accuracy", 0.5 + step / 100, **details)
-        recorder.record("train_loss", 3.0, step=step)
-    if end:
-        result = {"step": 20, "seconds": 1200.0, "tokens": 2_000_000, "tokens_per_second": 1666.7, "parameters": 10**7}
-        recorder.record("mlm_accuracy", 0.2, sop_accuracy=0.7, **result)
-    return folder
 
 
 def test_runs_are_told_apart_by_what_differs(tmp_path):

@@ -1,65 +1,160 @@
-"""The report on the command line and its page."""
+"""The report on the command line, from records of every kind, of some kinds, and of kinds it does not know."""
 
+import json
 import re
 
 import pytest
+from report_runs import write_all, write_attention_map, write_bench, write_lra, write_pretraining
 
 from nystromformer.cli import main
 from nystromformer.records import Recorder
-from nystromformer.report.page import Section, html_page, markdown_html
 
-SHARED = {"batch": 1, "heads": 12, "head_dim": 64, "backward": False, "length": 8192}
-
-
-@pytest.fixture
-def bench_run(tmp_path):
-    folder = tmp_path / "runs" / "bench"
-    recorder = Recorder(folder, job="bench", config={}, seed=3)
-    for attention, seconds, peak in (("standard", 1.5, 25_000_000), ("nystrom-64", 0.05, 50_000_000)):
-        recorder.record("peak_memory", peak, skipped="", failure="", attention=attention, **SHARED)
-        recorder.record("time", seconds, minimum=seconds, attention=attention, **SHARED)
-    return folder
+SECTIONS = ["Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps"]
 
 
-def test_a_page_holds_its_figures_and_names_its_gaps(bench_run, tmp_path, capsys):
-    out = tmp_path / "report"
-    assert main(["report", str(bench_run.parent), "--out", str(out)]) == 0
-    assert "no runs for: Long Range Arena, Fine-tuning, Attention error" in capsys.readouterr().out
-    page = (out / "report.html").read_text()
-    assert "50.0 ms (30.0×) [12.6×]" in page
+def report(*runs, out):
+    """The page and its Markdown."""
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    return (out / "report.html").read_text(), (out / "report.md").read_text()
+
+
+def headings(page):
+    return re.findall(r'<h2 id="[^"]*">([^<]*)</h2>', page)
+
+
+def test_runs_of_every_kind_leave_no_gap(tmp_path, capsys):
+    page, text = report(write_all(tmp_path / "runs"), out=tmp_path / "report")
+    assert headings(page) == SECTIONS
+    assert 'class="gap"' not in page
+    assert capsys.readouterr().out.strip() == f"Report: {tmp_path / 'report' / 'report.html'}"
+    assert page.count("data:image/svg+xml;base64,") == 5  # time and memory; ListOps; against steps and against time
+    assert page.count("data:image/png;base64,") == 1
+    for found in ("50.0 ms (30.0×) [12.6×]", "36.00 (37.15)", "from scratch, mini", "91.00 (91.40)", "0.300"):
+        assert found in page, "a result, beside the paper's where there is one"
+        assert found in text
+
+
+def test_what_no_run_gave_is_a_named_gap(tmp_path, capsys):
+    page, text = report(write_bench(tmp_path / "runs" / "bench").parent, out=tmp_path / "report")
+    assert headings(page) == SECTIONS
+    assert page.count('class="gap"') == 4
+    assert page.count("<img") == 2, "no figure without a run"
+    for command in ("lra all --preset mini", "pretrain --corpus", "finetune sst2", "attention-map --model"):
+        assert f"nystromformer {command}" in page
+        assert f"nystromformer {command}" in text
+    assert "no runs for: Long Range Arena, Pretraining, Fine-tuning, Attention maps" in capsys.readouterr().out
+
+
+def test_figures_say_what_made_them(tmp_path):
+    folder = write_bench(tmp_path / "bench")
+    (record, *_) = map(json.loads, (folder / "records.jsonl").read_text().splitlines())
+    page, text = report(folder, out=tmp_path / "report")
+    machine = record["machine"]
+    for made in (
+        record["command"],
+        "seed 3",
+        "9 s of timing a length",
+        machine["processor"],
+        record["versions"]["torch"],
+    ):
+        assert made in page
+        assert made in text
+
+
+def test_nothing_is_fetched_from_elsewhere(tmp_path):
+    page, _ = report(write_all(tmp_path / "runs"), out=tmp_path / "report")
+    addresses = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
+    assert addresses
+    assert {re.match(r"#|data:", address) is not None for address in addresses} == {True}
+
+
+def test_figures_are_files_that_the_markdown_links(tmp_path):
+    _, text = report(write_all(tmp_path / "runs"), out=tmp_path / "report")
+    linked = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert len(linked) == 6
+    for path in linked:
+        assert (tmp_path / "report" / path).is_file()
+    svg = [path for path in linked if path.endswith(".svg")]
+    assert len(svg) == 5
+    assert all((tmp_path / "report" / path).with_suffix(".png").is_file() for path in svg)
+
+
+def test_measurements_of_different_inputs_are_kept_apart(tmp_path):
+    runs = [write_bench(tmp_path / "one"), write_bench(tmp_path / "four", batch=4, backward=True)]
+    _, text = report(*runs, out=tmp_path / "report")
+    assert "### One call, forward, batch 1, 12 heads × 64" in text
+    assert "### One call, forward and backward, batch 4, 12 heads × 64" in text
+    assert text.count("| nystrom-64 | 25.0 ms (15.0×) [5.6×] | 50.0 ms (30.0×) [12.6×] |") == 2
+
+
+def test_exact_attention_comes_first_and_small_presets_are_not_the_papers(tmp_path):
+    runs = [write_lra(tmp_path / name, name, seed=seed) for seed, name in enumerate(("nystrom-64", "standard"))]
+    _, text = report(*runs, out=tmp_path / "report")
+    assert text.index("| standard | 36.00 (37.10)") < text.index("| nystrom-64 | 36.00 (37.15)")
+    assert "Presets other than `paper` take fewer steps" in text
+    assert "seeds 0, 1; listops: 600 steps of 32 × 256 tokens" in text
+    _, paper = report(write_lra(tmp_path / "paper", preset="paper"), out=tmp_path / "other")
+    assert "Presets other than" not in paper
+
+
+@pytest.mark.parametrize("number, drawn", [(6, 1), (7, 0)])
+def test_curves_are_drawn_where_they_can_be_told_apart(number, drawn, tmp_path):
+    runs = [write_lra(tmp_path / f"{seed}", seed=seed) for seed in range(number)]
+    page, text = report(*runs, out=tmp_path / "report")
+    assert page.count("<img") == drawn
+    assert "36.00 ± 0.00 (37.15)" in text
+
+
+def test_a_pretraining_run_under_way_has_curves_and_no_row(tmp_path):
+    page, text = report(write_pretraining(tmp_path / "run", end=False), out=tmp_path / "report")
     assert page.count("data:image/svg+xml;base64,") == 2
-    assert "nystromformer lra all --preset mini" in page
-    assert "seed 3" in page
-    assert not re.search(r"""(src|href)=["']?https?:""", page)  # nothing is fetched
-    assert "| nystrom-64 | 50.0 ms (30.0×) [12.6×] |" in (out / "report.md").read_text()
+    assert "No finished run." in text
 
 
 def test_attention_errors_are_means_over_heads(tmp_path):
-    recorder = Recorder(tmp_path / "map", job="attention-map", config={})
-    for layer, head, value in ((0, 0, 0.2), (0, 1, 0.4), (1, 0, 0.5)):
-        recorder.record("matrix_error", value, attention="nystrom", num_landmarks=64, layer=layer, head=head)
-    assert main(["report", str(tmp_path / "map"), "--out", str(tmp_path / "out")]) == 0
-    assert "| nystrom-64 | 0.300 | 0.500 |" in (tmp_path / "out" / "report.md").read_text()
+    _, text = report(write_attention_map(tmp_path / "map"), out=tmp_path / "report")
+    assert "### MiniLM on article.txt" in text
+    assert "| nystrom-64 | 0.300 | 0.500 |" in text
 
 
-def test_text_is_escaped():
-    page = html_page("<b>", "a < b", [Section("x", ("| <i> |\n|---|\n| & |",))])
-    assert "<title>&lt;b&gt;</title>" in page
-    assert "&lt;i&gt;" in page
-    assert "<i>" not in page
+def test_a_picture_that_is_gone_leaves_its_table(tmp_path):
+    folder = write_attention_map(tmp_path / "map")
+    (folder / "layer-0.png").unlink()
+    page, text = report(folder, out=tmp_path / "report")
+    assert "<img" not in page
+    assert "| nystrom-64 | 0.300 | 0.500 |" in text
 
 
-def test_markdown_tables_become_tables():
-    assert markdown_html("### Head\n\nA `b` c\n\n| a |\n|---|\n| nystrom-64 |") == (
-        "<h3>Head</h3>\n<p>A <code>b</code> c</p>\n"
-        '<div class="scroll"><table><thead><tr><th>a</th></tr></thead><tbody><tr class=ours><td>nystrom-64</td></tr>'
-        "</tbody></table></div>"
-    )
+def test_records_that_no_section_shows_are_named(tmp_path):
+    recorder = Recorder(tmp_path / "runs" / "study", job="study-of-mine", config={"any": "thing"})
+    recorder.record("cosine", {"mean": 0.5, "least": 0.1})
+    recorder.record("worst case", None)
+    with open(tmp_path / "runs" / "study" / "records.jsonl", "a") as file:
+        file.write('[1, 2]\n{"of": "another program"}\n')
+    page, text = report(tmp_path / "runs", out=tmp_path / "report")
+    assert headings(page) == [*SECTIONS, "Other records"]
+    assert f"| study-of-mine | {tmp_path / 'runs' / 'study'} | 2 | cosine, worst case |" in text
 
 
 def test_folders_without_records_are_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "absent"):
         assert main(["report", str(tmp_path / folder), "--out", str(tmp_path / "out")]) == 2
-        assert "holds no records.jsonl" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "holds no records.jsonl" in error
+        assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_damaged_records_are_refused_in_one_line(tmp_path, capsys):
+    folder = write_bench(tmp_path / "bench")
+    whole = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(whole[:100] + "\n" + whole)
+    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "line 1: not a JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["results/bench", "results/fidelity", "results/scaling", "results"])
+def test_the_results_of_this_repository_are_accepted(folder, tmp_path, request):
+    page, _ = report(request.config.rootpath / folder, out=tmp_path / "report")
+    assert headings(page)[:5] == SECTIONS

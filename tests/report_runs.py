@@ -1,0 +1,77 @@
+"""Runs of every kind that the report knows, made of records alone."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from nystromformer.records import Recorder
+
+SHARED = {"batch": 1, "heads": 12, "head_dim": 64, "backward": False}
+
+
+def write_bench(folder: Path, lengths=(4096, 8192), **changes: object) -> Path:
+    recorder = Recorder(folder, job="bench", config={"budget": 9.0}, seed=3)
+    for length in lengths:
+        scale = length / 8192
+        measured = (("standard", 1.5 * scale**2, 25e6 * scale), ("nystrom-64", 0.05 * scale, 50e6 * scale))
+        for attention, seconds, peak in measured:
+            details = SHARED | {"attention": attention, "length": length} | changes
+            recorder.record("peak_memory", int(peak), skipped="", failure="", **details)
+            recorder.record("time", seconds, minimum=seconds, **details)
+    return folder
+
+
+def write_lra(folder: Path, attention: str = "nystrom-64", task: str = "listops", seed: int = 0, **changes) -> Path:
+    config = {"task": task, "attention": attention, "preset": "mini", "batch_size": 32, "max_length": 256}
+    recorder = Recorder(folder, job="lra", config=config | {"legacy": [], "settings": {}} | changes, seed=seed)
+    recorder.record("dev_accuracy", 0.3, step=100)
+    details = {"step": 600, "best_step": 100, "examples_seen": 19_200, "train_examples": 20_000, "test_examples": 2_000}
+    recorder.record("test_accuracy", 0.36, majority=0.17, **details)
+    return folder
+
+
+def write_pretraining(folder: Path, end: bool = True, **changes: object) -> Path:
+    config = {"attention": "linear", "from": None, "size": "mini", "batch_size": 16, "max_length": 512, "seed": 0}
+    recorder = Recorder(folder, job="pretrain", config=config | changes, seed=0)
+    for step in (10, 20):
+        details = {"step": step, "seconds": step * 60.0, "tokens": step * 1000}
+        recorder.record("dev_mlm_accuracy", step / 100, **details)
+        recorder.record("dev_sop_accuracy", 0.5 + step / 100, **details)
+        recorder.record("train_loss", 3.0, step=step)
+    if end:
+        result = {"step": 20, "seconds": 1200.0, "tokens": 2_000_000, "tokens_per_second": 1666.7, "parameters": 10**7}
+        recorder.record("mlm_accuracy", 0.2, sop_accuracy=0.7, **result)
+    return folder
+
+
+def write_finetuning(folder: Path, attention: str = "nystrom-64", seed: int = 1) -> Path:
+    config = {
+        "task": "sst2", "model": "MiniLM", "preset": "mini", "attention": attention, "search": False, "settings": {},
+        "batch_size": 32, "learning_rate": 3e-5, "max_length": 128,
+    }  # fmt: skip
+    scores = {"dev": {"accuracy": 0.91}}
+    details = {"name": "accuracy", "part": "dev", "scores": scores, "dev_score": 0.91, "mean_length": 25.3, "step": 400}
+    recorder = Recorder(folder, job="finetune", config=config, seed=seed)
+    recorder.record("score", 0.91, train_examples=6_400, scored_examples={"dev": 872}, **details)
+    return folder
+
+
+def write_attention_map(folder: Path, picture: str = "layer-0.png") -> Path:
+    config = {"model": "models/MiniLM", "text": "article.txt", "landmarks": [64]}
+    recorder = Recorder(folder, job="attention-map", config=config, seed=0)
+    for layer, head, value in ((0, 0, 0.2), (0, 1, 0.4), (1, 0, 0.5)):
+        recorder.record("matrix_error", value, attention="nystrom", num_landmarks=64, layer=layer, head=head)
+    recorder.record("picture", picture, caption="Layer 0, exact attention and nystrom")
+    Image.new("RGB", (1200, 300), "purple").save(folder / picture)
+    return folder
+
+
+def write_all(folder: Path) -> Path:
+    """One run, or two, of every kind."""
+    write_bench(folder / "bench")
+    for attention in ("nystrom-64", "standard"):
+        write_lra(folder / "lra" / attention, attention)
+        write_pretraining(folder / "pretrain" / attention, attention=attention)
+        write_finetuning(folder / "finetune" / attention, attention)
+    write_attention_map(folder / "attention-map")
+    return folder
