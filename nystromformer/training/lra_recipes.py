@@ -97,60 +97,20 @@ PAPER = {
 }
 
 # Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.
+BRIEF = {"steps": 600, "batch_size": 16, "warmup": 60, "eval_every": 200, "learning_rate": 1e-3}
+LITTLE = {"attention_dropout": 0.0, "dev_examples": 500, "test_examples": 2_000}
 MINI = {
     "listops": Recipe(
-        steps=600,
-        batch_size=32,
-        warmup=60,
-        eval_every=100,
+        **BRIEF | {"learning_rate": 2e-3, "eval_every": 100},
+        **LITTLE,
         max_length=256,
-        learning_rate=1e-3,
-        attention_dropout=0.0,
-        dev_examples=1_000,
         data=ListOpsOptions(min_tokens=64, max_tokens=256, train=20_000, dev=2_000, test=2_000),
     ),
-    "text": Recipe(
-        steps=500,
-        batch_size=32,
-        warmup=50,
-        eval_every=100,
-        max_length=1_000,
-        learning_rate=1e-3,
-        attention_dropout=0.0,
-        dev_examples=500,
-        test_examples=2_000,
-    ),
-    "retrieval": Recipe(
-        steps=300,
-        batch_size=16,
-        warmup=50,
-        eval_every=100,
-        max_length=1_000,
-        learning_rate=1e-3,
-        attention_dropout=0.0,
-    ),
-    "image": Recipe(
-        steps=500,
-        batch_size=32,
-        warmup=50,
-        eval_every=100,
-        max_length=1_024,
-        learning_rate=1e-3,
-        attention_dropout=0.0,
-        dev_examples=500,
-        test_examples=2_000,
-    ),
+    "text": Recipe(**BRIEF, **LITTLE, max_length=1_000),
+    "retrieval": Recipe(**BRIEF | {"batch_size": 8}, **LITTLE, max_length=1_000),
+    "image": Recipe(**BRIEF, **LITTLE, max_length=1_024),
     "pathfinder": Recipe(
-        steps=500,
-        batch_size=32,
-        warmup=50,
-        eval_every=100,
-        max_length=1_024,
-        learning_rate=1e-3,
-        attention_dropout=0.0,
-        dev_examples=500,
-        test_examples=2_000,
-        data=PathfinderSetOptions(count=20_000, contour_length=6),
+        **BRIEF, **LITTLE, max_length=1_024, data=PathfinderSetOptions(count=20_000, contour_length=6)
     ),
 }
 
