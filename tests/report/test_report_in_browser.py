@@ -1,0 +1,112 @@
+"""The report as a person sees it: in a real browser, light and dark, on a wide screen and on a phone."""
+
+import pytest
+from browser import chromium, needs_chromium, visit
+from report_runs import write_all, write_bench
+
+from nystromformer.report.build import write_report
+
+pytestmark = needs_chromium
+PHONE, SCREEN = 390, 1100
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A report of runs of every kind."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_report([write_all(folder / "runs")], folder)
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory):
+    """A report of one benchmark."""
+    folder = tmp_path_factory.mktemp("partial")
+    write_report([write_bench(folder / "runs")], folder)
+    return folder / "report.html"
+
+
+def brightness(colour: str) -> float:
+    """Of a colour as browsers write it: rgb(255, 255, 255) is 1."""
+    return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) / (3 * 255)
+
+
+def colours(page) -> tuple[float, float]:
+    """How bright the ground and the text of a page are."""
+    style = "getComputedStyle(document.body)"
+    return tuple(brightness(page.evaluate(f"{style}.{name}")) for name in ("backgroundColor", "color"))
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN], ids=["phone", "screen"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_needs_nothing_else_and_fits(scheme, width, whole, browser):
+    with visit(browser, whole, scheme=scheme, width=width) as seen:
+        page = seen.page
+        assert [url for url in seen.requests if not url.startswith("data:")] == [whole.resolve().as_uri()]
+        assert seen.complaints == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself never scrolls sideways"
+        assert page.locator(".gap").count() == 0
+
+
+def test_all_pictures_are_decoded(whole, browser):
+    with visit(browser, whole) as seen:
+        images = seen.page.locator("img")
+        assert images.count() == 6
+        for image in images.all():
+            assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+            assert len(image.get_attribute("alt")) > 20
+
+
+def test_the_readers_colour_scheme_is_kept(whole, browser):
+    with visit(browser, whole, scheme="light") as seen:
+        ground, text = colours(seen.page)
+        assert ground > 0.9
+        assert text < 0.2
+        assert seen.page.evaluate("getComputedStyle(document.querySelector('.plot div')).filter") == "none"
+    with visit(browser, whole, scheme="dark") as seen:
+        ground, text = colours(seen.page)
+        assert ground < 0.15
+        assert text > 0.8
+        assert "invert" in seen.page.evaluate("getComputedStyle(document.querySelector('.plot div')).filter")
+        assert seen.page.evaluate("getComputedStyle(document.querySelector('.wide div')).filter") == "none"
+
+
+def test_text_can_be_read_on_a_phone(whole, browser):
+    with visit(browser, whole, width=PHONE) as seen:
+        sizes = seen.page.evaluate(
+            "[...document.querySelectorAll('p, td, th, figcaption, .made div')]"
+            ".map(element => parseFloat(getComputedStyle(element).fontSize))"
+        )
+        assert min(sizes) >= 12
+        table = seen.page.locator("table").first
+        table.scroll_into_view_if_needed()
+        assert table.is_visible()
+
+
+def test_links_lead_to_sections(whole, browser):
+    with visit(browser, whole) as seen:
+        links = seen.page.locator("nav a")
+        assert links.all_inner_texts() == [
+            "Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps",
+        ]  # fmt: skip
+        links.nth(2).click()
+        place = seen.page.locator("#pretraining").bounding_box()
+        assert 0 <= place["y"] < 850
+
+
+def test_gaps_are_named_and_hold_no_figure(partial, browser):
+    with visit(browser, partial) as seen:
+        sections = seen.page.locator("section").filter(has=seen.page.locator(".gap"))
+        assert sections.locator("h2").all_inner_texts() == [
+            "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps",
+        ]  # fmt: skip
+        for text in sections.locator(".gap").all_inner_texts():
+            assert text.startswith("Not among the given runs. nystromformer ")
+        assert sections.locator("figure, table").count() == 0
+        assert seen.page.locator("img").count() == 2
