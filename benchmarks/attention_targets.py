@@ -7,6 +7,7 @@ Batch 1, 12 heads of 64, 64 landmarks, convolution of 33, float32, as the effici
 """
 
 import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from nystromformer.bench.memory import measure_memory
 from nystromformer.bench.run import time_cases
 from nystromformer.bench.table import nystrom_flops
 from nystromformer.bench.timing import Times, interleaved_times
-from nystromformer.records import Recorder, new_job_folder, table_markdown, write_text
+from nystromformer.records import Recorder, command, new_job_folder, table_markdown, write_text
 
 OURS = "nystrom-64"
 PEERS = ("transformers", "nystrom-attention")
@@ -47,7 +48,7 @@ def against_peers(backward: bool, target: float, budget: float) -> list[Figure]:
         times = time_cases(cases, budget)
         for peer in PEERS:
             what = "forward + backward" if backward else "forward"
-            ratio, by_minimum = _ratios(times[peer], times[OURS])
+            ratio, by_minimum = ratios(times[peer], times[OURS])
             figures.append(at_least(f"{what}, {peer} / ours, n = {length:,}", ratio, target, by_minimum))
     return figures
 
@@ -57,7 +58,7 @@ def against_exact_and_limit(budget: float) -> list[Figure]:
     times = time_cases([case, replace(case, attention="standard")], budget)
     speed = 2 * 2048**3 / times["gemm"].minimum
     limit = nystrom_flops(case.details) / speed
-    ratio, by_minimum = _ratios(times["standard"], times[OURS])
+    ratio, by_minimum = ratios(times["standard"], times[OURS])
     return [
         at_least("forward, exact SDPA / ours, n = 8,192", ratio, 30, by_minimum),
         at_least("GEMM-bound limit / ours, n = 8,192", limit / times[OURS].median, 0.5, limit / times[OURS].minimum),
@@ -79,7 +80,7 @@ def growth(budget: float) -> list[Figure]:
     """A call at 262,144 against one at 32,768."""
     runs = {str(n): prepare(Case(attention=OURS, length=n)) for n in (32768, 262144)}
     times = interleaved_times(runs, warm_up=1, budget=budget)
-    ratio, by_minimum = _ratios(times["262144"], times["32768"])
+    ratio, by_minimum = ratios(times["262144"], times["32768"])
     return [at_most("time(n = 262,144) / time(n = 32,768)", ratio, 10, by_minimum)]
 
 
@@ -93,8 +94,8 @@ def masked_and_short(budget: float) -> list[Figure]:
         {name: prepare(replace(short, attention=name)) for name in (OURS, "standard")}, max_repeats=300, budget=budget
     )
     return [
-        at_most("masked / unmasked, n = 4,096", *_swap(_ratios(times["masked"], times["plain"]), 1.3)),
-        at_most("ours / exact, n = 128", *_swap(_ratios(brief[OURS], brief["standard"]), 1.5)),
+        at_most("masked / unmasked, n = 4,096", *_swap(ratios(times["masked"], times["plain"]), 1.3)),
+        at_most("ours / exact, n = 128", *_swap(ratios(brief[OURS], brief["standard"]), 1.5)),
     ]
 
 
@@ -105,31 +106,18 @@ def million() -> list[Figure]:
     return [at_most("forward of n = 1,048,576: GiB with its inputs", total, 24)]
 
 
-def _ratios(slow: Times, fast: Times) -> tuple[float, float]:
+def ratios(slow: Times, fast: Times) -> tuple[float, float]:
     return slow.median / fast.median, slow.minimum / fast.minimum
 
 
-def _swap(ratios: tuple[float, float], target: float) -> tuple[float, float, float]:
-    return ratios[0], target, ratios[1]
+def _swap(both: tuple[float, float], target: float) -> tuple[float, float, float]:
+    return both[0], target, both[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/targets"))
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of timing for each figure")
-    options = parser.parse_args()
-    new_job_folder(options.out)
-    recorder = Recorder(options.out, job="attention_targets", config={"budget": options.budget})
+def report(parts: Iterable[Callable[[], list[Figure]]], recorder: Recorder) -> None:
+    """Measure part by part; records, lines on the way, and a table."""
     figures: list[Figure] = []
-    for part in (
-        lambda: against_peers(False, 2.0, options.budget),
-        lambda: against_peers(True, 1.7, options.budget),
-        lambda: against_exact_and_limit(options.budget),
-        memory,
-        lambda: growth(options.budget),
-        lambda: masked_and_short(options.budget),
-        million,
-    ):
+    for part in parts:
         for figure in part():
             figures.append(figure)
             recorder.record("ratio", figure.value, figure=figure.name, target=figure.target, minimum=figure.by_minimum)
@@ -139,8 +127,26 @@ def main() -> None:
         for f in figures
     ]
     table = table_markdown(["figure", "target", "by medians", "by minima", "met"], rows)
-    threads = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    write_text(options.out / "table.md", f"{table}\n\n{threads}; `python benchmarks/attention_targets.py`\n")
+    conditions = f"{torch.get_num_threads()} threads, torch {torch.__version__}; `{command()}`"
+    write_text(recorder.folder / "table.md", f"{table}\n\n{conditions}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/targets"))
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of timing for each figure")
+    options = parser.parse_args()
+    new_job_folder(options.out)
+    parts = (
+        lambda: against_peers(False, 2.0, options.budget),
+        lambda: against_peers(True, 1.7, options.budget),
+        lambda: against_exact_and_limit(options.budget),
+        memory,
+        lambda: growth(options.budget),
+        lambda: masked_and_short(options.budget),
+        million,
+    )
+    report(parts, Recorder(options.out, job="attention_targets", config={"budget": options.budget}))
 
 
 if __name__ == "__main__":

@@ -90,20 +90,26 @@ def with_features(projection: Tensor, call: AttentionCall) -> Tensor:
     return performer_attention(call.query, call.key, call.value, projection)
 
 
-def articles(folder: Path, tokenizer: PreTrainedTokenizerBase, length: int, number: int, seed: int) -> Tensor:
-    """Token ids (number, length) of articles that are long enough to need no padding, drawn by `seed`."""
+def shuffled_texts(folder: Path, seed: int) -> Iterator[str]:
+    """The articles of the first Parquet file in an order that `seed` draws."""
     paths = sorted(folder.rglob("*.parquet"))
     if not paths:
         raise ValueError(f"--data {folder}: must hold Parquet files with a column `text`.")
     texts = parquet.read_table(paths[0], columns=["text"])["text"]
-    rows = []
     for index in torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist():
-        ids = tokenizer(texts[index].as_py(), truncation=True, max_length=length)["input_ids"]
+        yield texts[index].as_py()
+
+
+def articles(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, number: int) -> Tensor:
+    """Token ids (number, length) of the first articles that are long enough to need no padding."""
+    rows = []
+    for text in texts:
+        ids = tokenizer(text, truncation=True, max_length=length)["input_ids"]
         if len(ids) == length:
             rows.append(ids)
         if len(rows) == number:
             return torch.tensor(rows)
-    raise ValueError(f"--articles {number}: {paths[0]} has just {len(rows)} of {length} tokens and more.")
+    raise ValueError(f"--articles {number}: there are just {len(rows)} of {length} tokens and more.")
 
 
 def embedding(hidden: Tensor) -> Tensor:
@@ -111,21 +117,28 @@ def embedding(hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def study(
-    model: PreTrainedModel, ids: Tensor, tried: Iterable[Candidate]
-) -> Iterator[tuple[Candidate, Tensor, Tensor]]:
-    """For each candidate its errors (layers, articles, heads) and cosines (articles,)."""
-    captured = [capture(model, input_ids=part) for part in ids.split(AT_ONCE)]
+def study(model: PreTrainedModel, ids: Tensor, tried: Iterable[Attend]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each attention its errors (layers, articles, heads) and cosines (articles,)."""
+    inputs = [model_inputs(model, part) for part in ids.split(AT_ONCE)]
+    captured = [capture(model, **given) for given in inputs]
     exact = torch.cat([embedding(output.last_hidden_state) for _, output in captured])
     outputs = [[exact_attention(call) for call in calls] for calls, _ in captured]
-    for candidate in tried:
+    for attend in tried:
         errors = [
-            torch.stack([relative_error(candidate.attend(call), out) for call, out in zip(calls, outs, strict=True)])
+            torch.stack([relative_error(attend(call), out) for call, out in zip(calls, outs, strict=True)])
             for (calls, _), outs in zip(captured, outputs, strict=True)
         ]
-        with substituted(model, candidate.attend):
-            replaced = torch.cat([embedding(model(input_ids=part).last_hidden_state) for part in ids.split(AT_ONCE)])
-        yield candidate, torch.cat(errors, dim=1), (replaced * exact).sum(dim=1)
+        with substituted(model, attend):
+            replaced = torch.cat([embedding(model(**given).last_hidden_state) for given in inputs])
+        yield torch.cat(errors, dim=1), (replaced * exact).sum(dim=1)
+
+
+def model_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    """What to call `model` with for `ids` (b, n). Where it has too few positions they start again, as if tiled."""
+    positions, length = model.config.max_position_embeddings, ids.shape[1]
+    if length <= positions:
+        return {"input_ids": ids}
+    return {"input_ids": ids, "position_ids": (torch.arange(length) % positions).expand_as(ids)}
 
 
 def table(records: list[dict]) -> str:
@@ -180,7 +193,10 @@ def main() -> None:
     options = parser.parse_args()
     try:
         model, tokenizer = AutoModel.from_pretrained(options.model).eval(), AutoTokenizer.from_pretrained(options.model)
-        batches = {n: articles(options.data, tokenizer, n, options.articles, options.seed) for n in options.lengths}
+        batches = {
+            n: articles(shuffled_texts(options.data, options.seed), tokenizer, n, options.articles)
+            for n in options.lengths
+        }
         new_job_folder(options.out)
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -192,8 +208,10 @@ def main() -> None:
     recorder = Recorder(options.out, job="fidelity", config=config, seed=options.seed)
     with progress_bar(len(batches) * len(tried)) as step:
         for length, ids in batches.items():
-            for candidate, errors, cosines in study(model, ids, tried):
+            results = study(model, ids, [candidate.attend for candidate in tried])
+            for candidate in tried:
                 step(f"n = {length}: {candidate.name}")
+                errors, cosines = next(results)
                 place = {"attention": candidate.name, "family": candidate.family, "meets": candidate.meets}
                 place["length"] = length
                 by_layer = errors.mean(dim=(1, 2)).tolist()

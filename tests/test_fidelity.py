@@ -1,36 +1,22 @@
 """The fidelity study runs, and says what it should where the answer is known."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
-from encoders import build
-from transformers import BertTokenizerFast
-
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "fidelity.py"
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "birds"]
+from small_articles import WORDS, run_script, write_articles, write_model
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs the script on a small model and short articles; gives its folder of results."""
-    model, data = tmp_path / "model", tmp_path / "data"
-    data.mkdir()
-    build("bert").save_pretrained(model)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"), model_max_length=512).save_pretrained(model)
-    texts = [" ".join((WORDS * 8)[start:]) for start in range(4)] + ["too short"]
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), data / "articles.parquet")
+    model, data, out = tmp_path / "model", tmp_path / "data", tmp_path / "out"
+    write_model(model)
+    write_articles(data, [" ".join((WORDS * 8)[start:]) for start in range(4)] + ["too short"])
 
     def call(*arguments):
-        common = ["--model", str(model), "--data", str(data), "--out", str(tmp_path / "out"), "--lengths", "24", "60"]
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *common, *arguments])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-        return tmp_path / "out"
+        common = ["--model", model, "--data", data, "--out", out, "--lengths", 24, 60]
+        run_script(monkeypatch, "fidelity.py", *common, *arguments)
+        return out
 
     return call
 
@@ -52,4 +38,4 @@ def test_what_meets_all_tokens_is_exact_and_what_ignores_them_is_not(run):
 def test_too_few_articles_are_refused(run, capsys):
     with pytest.raises(SystemExit):
         run("--articles", "9")
-    assert "has just 4 of 24 tokens and more" in capsys.readouterr().err
+    assert "there are just 4 of 24 tokens and more" in capsys.readouterr().err

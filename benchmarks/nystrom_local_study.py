@@ -1,0 +1,214 @@
+"""Which sizes of `nystrom-local` keep how much of a pretrained encoder, and what they cost.
+
+    python benchmarks/nystrom_local_study.py quality --model path/to/MiniLM --data path/to/wikipedia --of choosing
+    python benchmarks/nystrom_local_study.py quality --model path/to/MiniLM --data path/to/wikipedia --of reporting
+    python benchmarks/nystrom_local_study.py time
+
+One size is changed at a time, landmarks and blocks together. Quality is measured as in `fidelity.py`, on articles that
+defaults may be chosen with or on others, for reporting: see `PARTS`. Positions beyond those of the model start again.
+Times are of one call, interleaved. `quality` goes on where it stopped; each command draws what there is.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import torch
+from fidelity import articles, shuffled_texts, study
+from matplotlib import pyplot
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModel, AutoTokenizer
+
+from nystromformer.attention import nystrom_attention, nystrom_local_attention
+from nystromformer.attention.nystrom_local import NystromLocalOptions
+from nystromformer.bench.cases import Case, make_inputs
+from nystromformer.bench.show import progress_bar
+from nystromformer.bench.timing import interleaved_times
+from nystromformer.integrations.interface_calls import AttentionCall
+from nystromformer.records import RECORDS, Recorder, read_records, table_markdown, write_text
+
+PARTS = {"choosing": slice(0, 1000), "reporting": slice(1000, None)}
+"""Which articles, in the order of the seed: two sets that share none."""
+ARTICLES = {256: 16, 512: 16, 2048: 4}
+"""How many of each length: the errors of a longer one are means over more tokens."""
+SHOWN_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An operation with its sizes; `varied` says which one differs from the defaults."""
+
+    name: str
+    varied: str
+    operation: Callable[..., Tensor]
+    options: dict[str, int | float]
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        return self.operation(call.query, call.key, call.value, scale=call.scale, **self.options)
+
+
+DEFAULTS = NystromLocalOptions()
+VARIED: dict[str, tuple[int | float, ...]] = {
+    "num_landmarks": (16, 32, 128, 256),
+    "block_size": (8, 16, 64),
+    "heavy_keys": (0, 4, 8, 32),
+    "core_rows": (16, 32, 128, 256),
+    "ridge": (0.001, 0.1, 1.0),
+}
+BOTH = [(32, 16), (128, 16), (32, 64), (128, 64)]
+"""Landmarks and blocks that are changed together."""
+
+
+def settings() -> Iterator[Setting]:
+    def local(varied: str, **changed: int | float) -> Setting:
+        name = ", ".join(f"{option} {value}" for option, value in changed.items())
+        return Setting(name or "defaults", varied, nystrom_local_attention, asdict(replace(DEFAULTS, **changed)))
+
+    yield local("defaults")
+    for option, values in VARIED.items():
+        for value in values:
+            yield local(option, **{option: value})
+    for m, block in BOTH:
+        yield local("both", num_landmarks=m, block_size=block)
+    for m in (32, 64, 128, 256):
+        yield Setting(f"nystrom-{m}", "nystrom", nystrom_attention, {"num_landmarks": m})
+
+
+def measure_quality(options: argparse.Namespace) -> None:
+    model, tokenizer = AutoModel.from_pretrained(options.model).eval(), AutoTokenizer.from_pretrained(options.model)
+    part = PARTS[options.of]
+    common = {"model": Path(options.model).name, "of": options.of}
+    recorder = Recorder(options.out, job="nystrom_local_quality", config=common, seed=options.seed)
+    done = {(r["setting"], r["length"], r["config"]["of"]) for r in found(options.out, "cosine")}
+    for length in options.lengths:
+        missing = [s for s in settings() if (s.name, length, options.of) not in done]
+        if not missing:
+            continue
+        texts = islice(shuffled_texts(options.data, options.seed), part.start, part.stop)
+        number = options.articles or ARTICLES[length]
+        results = study(model, articles(texts, tokenizer, length, number), [setting.attend for setting in missing])
+        with progress_bar(len(missing)) as step:
+            for setting in missing:
+                step(f"n = {length}: {setting.name}")
+                errors, cosines = next(results)
+                place = {"setting": setting.name, "varied": setting.varied, "length": length, "articles": number}
+                by_layer = errors.mean(dim=(1, 2)).tolist()
+                recorder.record("output_error", errors.mean().item(), by_layer=by_layer, **place)
+                recorder.record("cosine", cosines.mean().item(), worst=cosines.min().item(), **place)
+
+
+def measure_time(options: argparse.Namespace) -> None:
+    case = Case(attention="standard", length=options.length)
+    inputs = make_inputs(case)
+    joined = (inputs.query, inputs.key, inputs.value)
+    tensors = [x.unflatten(2, (case.heads, case.head_dim)).transpose(1, 2) for x in joined]  # (b h n d)
+    calls = {"exact": partial(scaled_dot_product_attention, *tensors)}
+    calls |= {s.name: partial(s.operation, *tensors, **s.options) for s in settings()}
+    with torch.no_grad():
+        times = interleaved_times(calls, warm_up=1, budget=options.budget)
+    recorder = Recorder(options.out, job="nystrom_local_time", config={"length": options.length})
+    for name, measured in times.items():
+        repeats = len(measured.seconds)
+        recorder.record("time", measured.median, minimum=measured.minimum, repeats=repeats, setting=name, unit="s")
+
+
+def found(folder: Path, metric: str) -> list[dict]:
+    """The records of one metric in a folder, none if there is no folder yet."""
+    return [r for r in read_records(folder) if r["metric"] == metric] if (folder / RECORDS).exists() else []
+
+
+def table(part: str, cosines: list[dict], errors: list[dict], times: dict[str, float]) -> str:
+    """A row for each setting, a pair of columns for each length, as Markdown."""
+    by_place = {(r["metric"], r["setting"], r["length"]): r for r in cosines + errors if r["config"]["of"] == part}
+    lengths = sorted({length for _, _, length in by_place})
+    rows = []
+    for setting in settings():
+        cells = []
+        for length in lengths:
+            error, cosine = (by_place.get((metric, setting.name, length)) for metric in ("output_error", "cosine"))
+            cells += [f"{error['value']:.3f}", f"{cosine['value']:.4f} ({cosine['worst']:.3f})"] if cosine else "––"
+        time = times.get(setting.name)
+        rows.append([setting.name, *cells, "–" if time is None else f"{1e3 * time:.1f}"])
+    if "exact" in times:
+        rows.append(["exact", *["0", "1"] * len(lengths), f"{1e3 * times['exact']:.1f}"])
+    header = [f"n = {n:,}: {kind}" for n in lengths for kind in ("error", "cosine (worst)")]
+    return table_markdown(["setting", *header, "ms"], rows)
+
+
+def draw(path: Path, cosines: list[dict], errors: list[dict], times: dict[str, float], time_length: int) -> None:
+    """Quality against time, a line for each size that is varied, through the defaults."""
+    quality = {
+        "error of attention's output": {r["setting"]: r["value"] for r in errors},
+        "1 − cosine to the exact embedding": {r["setting"]: 1 - r["value"] for r in cosines},
+    }
+    lines: dict[str, list[str]] = {option: ["defaults"] for option in VARIED} | {"nystrom": []}
+    for setting in settings():
+        if setting.varied in lines:
+            lines[setting.varied].append(setting.name)
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    for panel, (label, values) in zip(axes, quality.items(), strict=True):
+        for varied, names in lines.items():
+            points = sorted((1e3 * times[name], values[name]) for name in names)
+            style = {"color": "black", "linewidth": 2.2} if varied == "nystrom" else {"linewidth": 1.4}
+            label_of = varied if varied == "nystrom" else f"nystrom-local: {varied}"
+            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label_of, **style)
+        panel.plot(1e3 * times["defaults"], values["defaults"], marker="*", markersize=15, color="black", linestyle="")
+        panel.axvline(1e3 * times["exact"], color="grey", linestyle="--", label="exact: no error")
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlabel(f"ms of one call, n = {time_length:,}, 12 heads of 64", fontsize=9)
+        panel.set_ylabel(f"{label}, n = {SHOWN_LENGTH}", fontsize=9)
+        panel.grid(alpha=0.3, which="both")
+    axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def show(options: argparse.Namespace) -> None:
+    cosines, errors, timed = (found(options.out, metric) for metric in ("cosine", "output_error", "time"))
+    length = timed[-1]["config"]["length"] if timed else None
+    times = {r["setting"]: r["minimum"] for r in timed if r["config"]["length"] == length}  # the last run counts
+    for part in PARTS:
+        if any(r["config"]["of"] == part for r in cosines):
+            write_text(options.out / f"{part}.md", table(part, cosines, errors, times) + "\n")
+    at_shown = lambda records: [r for r in records if (r["config"]["of"], r["length"]) == ("reporting", SHOWN_LENGTH)]
+    if times and at_shown(cosines):
+        draw(options.out / "quality-time.png", at_shown(cosines), at_shown(errors), times, length)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    quality = commands.add_parser("quality", help="errors and cosines on real articles")
+    quality.add_argument("--model", required=True, help="folder or Hub id of an encoder")
+    quality.add_argument("--data", type=Path, required=True, help="folder with Parquet files of articles")
+    quality.add_argument("--of", choices=PARTS, default="reporting", help="which articles")
+    quality.add_argument("--lengths", type=int, nargs="+", default=list(ARTICLES))
+    quality.add_argument("--articles", type=int, help="of each length, in place of those in the script")
+    quality.add_argument("--seed", type=int, default=0)
+    quality.set_defaults(run=measure_quality)
+    time = commands.add_parser("time", help="time of one call with each setting")
+    time.add_argument("--length", type=int, default=8192)
+    time.add_argument("--budget", type=float, default=60.0, help="seconds")
+    time.set_defaults(run=measure_time)
+    drawn = commands.add_parser("show", help="tables and a plot of what was measured")
+    drawn.set_defaults(run=lambda options: None)
+    for command in commands.choices.values():
+        command.add_argument("--out", type=Path, default=Path("results/nystrom-local/study"))
+    options = parser.parse_args()
+    try:
+        options.run(options)
+        show(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
