@@ -83,6 +83,7 @@ class DemoOptions:
         return replace(
             RECIPES["mini"][TASK],
             steps=self.steps,
+            batch_size=32,
             warmup=self.steps // 10,
             eval_every=-(-self.steps // 5),
             max_length=MAX_TOKENS,

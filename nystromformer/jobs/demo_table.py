@@ -51,12 +51,13 @@ def efficiency_table(records: list[Record]) -> Table:
 
 def cell_text(cell: Cell) -> str:
     """
-    >>> cell_text(Cell(seconds=0.0123, bytes=3_000_000)), cell_text(Cell(reason="out of memory"))
-    ('12.3 ms, 3 MB', 'out of memory')
+    >>> cell_text(Cell(seconds=0.0123, bytes=3_000_000)), cell_text(Cell(seconds=1.2345, bytes=1_612_000_000))
+    ('12.3 ms, 3 MB', '1,234 ms, 1.6 GB')
     """
     if cell.seconds is None or cell.bytes is None:
         return cell.reason or "–"
-    return f"{cell.seconds * 1e3:,.1f} ms, {cell.bytes / 1e6:,.0f} MB"
+    time = f"{cell.seconds * 1e3:,.{1 if cell.seconds < 0.1 else 0}f} ms"
+    return f"{time}, {cell.bytes / 1e9:,.1f} GB" if cell.bytes >= 1e9 else f"{time}, {cell.bytes / 1e6:,.0f} MB"
 
 
 def seconds_of_parts(records: list[Record]) -> dict[str, float]:

@@ -11,7 +11,7 @@ def provenance(records: Iterable[Record]) -> tuple[str, ...]:
     >>> machine = {"processor": "a processor", "cores": 4, "threads": 2}
     >>> record = {"job": "bench", "command": "bench --seed 3", "seed": 3, "machine": machine, "config": {"budget": 9.0}}
     >>> provenance([record, record | {"seed": 4}])
-    ('`bench --seed 3`: seeds 3, 4; 9 s of timing a length; a processor, 2 threads of 4 cores',)
+    ('`bench --seed 3`: seeds 3, 4; 9 s of timing a length; a processor, 2 of 4 cores',)
     """
     runs: dict[tuple[str, str, str], tuple[dict[str, None], dict[str, None]]] = {}
     for record in records:
@@ -49,4 +49,4 @@ def budget_text(record: Record) -> str:
 def machine_text(machine: dict[str, object]) -> str:
     if not machine:
         return ""
-    return f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads of {machine['cores']} cores"
+    return f"{machine.get('gpu', machine['processor'])}, {machine['threads']} of {machine['cores']} cores"

@@ -23,7 +23,7 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0; ba
 .words, .long { text-align: left; } td.long { white-space: normal; min-width: 14rem; }
 thead th { border-bottom: 2px solid var(--line); font-weight: 600; }
 tr.ours td { font-weight: 600; background: var(--ours); }
-.figures { display: grid; gap: .9rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
+.figures { display: grid; gap: .9rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
 figure { margin: .4rem 0; min-width: 0; border: 1px solid var(--line); border-radius: 8px; overflow: hidden; }
 figure div { background: #ffffff; padding: .3rem; overflow-x: auto; }
 figure img { display: block; width: 100%; height: auto; }
