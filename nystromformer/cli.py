@@ -27,15 +27,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(convert)
-app.command()(bench)
-app.command()(attention_map)
-app.command()(lra)
-app.command()(lra_data)
-app.command()(pretrain)
-app.command()(finetune)
-app.command()(report)
+COMMANDS = {
+    "Compare": (demo, bench, attention_map, report),
+    "Train": (lra, lra_data, pretrain, finetune),
+    "Take over": (convert,),
+}
+for panel, jobs in COMMANDS.items():
+    for job in jobs:
+        app.command(rich_help_panel=panel)(job)
 
 
 def _show_version(asked: bool) -> None:

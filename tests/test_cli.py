@@ -1,10 +1,38 @@
+"""The command line: help, completion, and how it refuses what it can't take."""
+
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
-from nystromformer.cli import main
+from nystromformer.cli import app, main
 from nystromformer.version import __version__
+
+COMMANDS = typer.main.get_command(app).commands
+REQUIRED = {
+    "convert": "Missing argument 'SRC'.",
+    "attention-map": "Missing option '--model'.",
+    "lra": "Missing argument 'TASK'.",
+    "lra-data": "Missing argument 'TASK'.",
+    "pretrain": "Missing option '--corpus'.",
+    "finetune": "Missing argument 'TASK'.",
+    "report": "Missing argument 'RUNS'.",
+}
+"""What each command says where it is given nothing; the others need nothing."""
+
+
+def refusal(arguments, capsys):
+    """The one line that a refused command leaves on stderr."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == ""
+    return line.removeprefix("nystromformer: ")
 
 
 def test_version(capsys):
@@ -12,18 +40,81 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("command", ["demo", "bench"])
-def test_help_shows_an_example(command, capsys):
+def test_help_lists_all_commands_by_what_they_are_for(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert set(COMMANDS) == {
+        "demo", "bench", "lra", "lra-data", "pretrain", "finetune", "convert", "attention-map", "report",
+    }  # fmt: skip
+    for text in (*COMMANDS, "Compare", "Train", "Take over"):
+        assert text in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_and_explains_every_option(command, capsys):
     assert main([command, "--help"]) == 0
-    assert f"nystromformer {command}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Example: nystromformer {command}" in said
+    for parameter in COMMANDS[command].params:
+        assert parameter.help, f"{command} {parameter.name}"
+    assert "--out" in said or command == "convert"
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 2
+    assert "Compare" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused_in_one_line(capsys):
-    assert main(["benhc"]) == 2
-    assert capsys.readouterr().err.strip() == "nystromformer: No such command 'benhc'. Did you mean 'bench'?"
+    assert refusal(["benhc"], capsys) == "No such command 'benhc'. Did you mean 'bench'?"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_refused_in_one_line(command, capsys):
+    assert refusal([command, "--sed", "1"], capsys).startswith("No such option: --sed")
+
+
+@pytest.mark.parametrize("command", REQUIRED)
+def test_what_is_missing_is_named_in_one_line(command, capsys):
+    assert refusal([command], capsys).lower() == REQUIRED[command].lower()
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if any(p.name == "seed" for p in COMMANDS[name].params)])
+def test_a_value_of_the_wrong_kind_is_refused_in_one_line(command, capsys):
+    assert "Invalid value for '--seed'" in refusal([command, "--seed", "first"], capsys)
 
 
 def test_help_does_not_wait_for_torch():
     code = "import sys; import nystromformer.cli; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.fixture
+def path_with_the_command():
+    """The environment in which `nystromformer` is found, as a shell has it."""
+    folder = Path(sys.executable).parent
+    if not (folder / "nystromformer").exists():
+        pytest.skip("the command is not installed beside this Python: pip install --editable .")
+    return os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_show_completion_writes_what_bash_needs(path_with_the_command):
+    command = ["nystromformer", "--show-completion", "bash"]
+    done = subprocess.run(command, env=path_with_the_command, capture_output=True, text=True, check=True)
+    assert "complete -o default -F _nystromformer_completion nystromformer" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    "typed, completed", [("l", ["lra", "lra-data"]), ("bench --l", ["--lengths"]), ("report --o", ["--out"])]
+)
+def test_bash_completes_commands_and_options(typed, completed, path_with_the_command):
+    words = ["nystromformer", *typed.split()]
+    script = (
+        'eval "$(_NYSTROMFORMER_COMPLETE=source_bash nystromformer)"; '
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        '_nystromformer_completion nystromformer; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], env=path_with_the_command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed

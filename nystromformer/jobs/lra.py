@@ -7,7 +7,8 @@ import typer
 
 from nystromformer.errors import user_input
 
-LEGACY = "The released code's way: "
+LEGACY = "As the released code does"
+"""The part of the help with the switches for it."""
 
 
 def lra(
@@ -30,27 +31,32 @@ def lra(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="name=value for any field of TrainingArguments; may be repeated.")
     ] = None,
-    legacy: Annotated[bool, typer.Option("--legacy", help="All of the following.")] = False,
+    legacy: Annotated[bool, typer.Option("--legacy", help="All of the following.", rich_help_panel=LEGACY)] = False,
     legacy_padding_id: Annotated[
-        bool, typer.Option("--legacy-padding-id", help=LEGACY + "token value 0 is padding; black pixels vanish.")
+        bool,
+        typer.Option(
+            "--legacy-padding-id", help="Token value 0 is padding; black pixels vanish.", rich_help_panel=LEGACY
+        ),
     ] = False,
     legacy_pooling: Annotated[
-        bool, typer.Option("--legacy-pooling", help=LEGACY + "the mean divides by the padded length.")
+        bool, typer.Option("--legacy-pooling", help="The mean divides by the padded length.", rich_help_panel=LEGACY)
     ] = False,
     legacy_text_length: Annotated[
-        bool, typer.Option("--legacy-text-length", help=LEGACY + "Text is cut at 1,000 bytes.")
+        bool, typer.Option("--legacy-text-length", help="Text is cut at 1,000 bytes.", rich_help_panel=LEGACY)
     ] = False,
     legacy_dev_is_test: Annotated[
-        bool, typer.Option("--legacy-dev-is-test", help=LEGACY + "Text is developed on its test part.")
+        bool, typer.Option("--legacy-dev-is-test", help="Text is developed on its test part.", rich_help_panel=LEGACY)
     ] = False,
     legacy_no_seed: Annotated[
-        bool, typer.Option("--legacy-no-seed", help=LEGACY + "another seed in each run.")
+        bool, typer.Option("--legacy-no-seed", help="Another seed in each run.", rich_help_panel=LEGACY)
     ] = False,
     legacy_one_cycle: Annotated[
-        bool, typer.Option("--legacy-one-cycle", help=LEGACY + "a one-cycle schedule that moves β₁, too.")
+        bool,
+        typer.Option("--legacy-one-cycle", help="A one-cycle schedule that moves β₁, too.", rich_help_panel=LEGACY),
     ] = False,
     legacy_drop_last: Annotated[
-        bool, typer.Option("--legacy-drop-last", help=LEGACY + "evaluate without the last, smaller batch.")
+        bool,
+        typer.Option("--legacy-drop-last", help="Evaluate without the last, smaller batch.", rich_help_panel=LEGACY),
     ] = False,
 ) -> None:
     """Train and test on Long Range Arena, and put the results beside the paper's.
