@@ -21,6 +21,8 @@ class Picture:
 
     path: Path
     caption: str
+    wide: bool = False
+    """Takes a whole row, and is scrolled where the screen is narrower than it can be read."""
 
     @property
     def data_address(self) -> str:
@@ -97,7 +99,7 @@ def section_html(section: Section) -> str:
 
 def picture_html(picture: Picture) -> str:
     caption = html.escape(picture.caption)
-    kind = "plot" if picture.path.suffix == ".svg" else "wide"
+    kind = ("plot" if picture.path.suffix == ".svg" else "map") + (" wide" if picture.wide else "")
     image = f'<img src="{picture.data_address}" alt="{caption}">'
     return f'<figure class="{kind}"><div>{image}</div><figcaption>{caption}</figcaption></figure>'
 

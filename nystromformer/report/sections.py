@@ -90,7 +90,7 @@ def pretraining(records: list[Record], figures: Path) -> Section:
     against = {"accuracy_steps": "steps", "accuracy_time": "time"}
     paths = pretraining_curves.draw_curves(drawn, figures / "pretraining") if drawn else []
     pictures = tuple(
-        Picture(path, f"Validation accuracy of masked words and sentence order against {against[path.stem]}")
+        Picture(path, f"Validation accuracy of masked words and sentence order against {against[path.stem]}", wide=True)
         for path in paths
         if path.suffix == ".svg"
     )
@@ -126,7 +126,7 @@ def attention_error(records: list[Record], figures: Path) -> Section:
         for path, caption in attention_maps.pictures_of(run).items():
             copy = figures / f"attention-{number}" / path.name
             write_bytes(copy, path.read_bytes())
-            pictures.append(Picture(copy, caption))
+            pictures.append(Picture(copy, caption, wide=True))
         parts.append(Part(f"### {name}\n\n{attention_maps.error_table(run)}", tuple(pictures)))
     found = [record for run in runs for record in run]
     return Section(title, tuple(parts), provenance(found), notes=(attention_maps.CAPTION,))
