@@ -62,6 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(error.format_message())
     except UserError as error:
         return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "nystromformer").startswith("nystromformer"):
+            raise
+        return _refuse(f"needs {error.name}, which is not installed; pip install 'nystromformer[train,cli]'.")
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return 130
