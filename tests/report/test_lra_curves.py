@@ -15,6 +15,10 @@ def test_curves_show_each_run_what_was_tested_and_the_paper(tmp_path):
     png, svg = draw_dev_accuracy(records, "listops", tmp_path / "curves" / "listops")
     assert png.read_bytes().startswith(b"\x89PNG")
     drawn = svg.read_text()
-    for text in ("nystrom-64, seed 1, dev", "nystrom-64, seed 2: test 31.10 %", "nystrom-64, the paper's test: 37.15 %"):
+    for text in (
+        "nystrom-64, seed 1, dev",
+        "nystrom-64, seed 2: test 31.10 %",
+        "nystrom-64, the paper's test: 37.15 %",
+    ):
         assert f"<!-- {text} -->" in drawn
     assert "seed 1: test" not in drawn
