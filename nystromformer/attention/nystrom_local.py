@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
+from nystromformer.attention.blockwise_softmax import shared_part, window_part
 from nystromformer.attention.checks import check_at_least, check_mask, check_odd, check_query_key_value
 from nystromformer.attention.landmarks import at_least_float32
 from nystromformer.attention.masks import attendable, zero_padding
@@ -42,7 +43,7 @@ from nystromformer.attention.nystrom_local_parts import (
 )
 from nystromformer.attention.pseudoinverse import full_precision
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
-from nystromformer.attention.softmax_parts import merge, softmax_part, windows
+from nystromformer.attention.softmax_parts import merge, softmax_part
 
 SMALLEST_RIDGE = 1e-4
 """Less would leave the core singular to float32."""
@@ -120,9 +121,8 @@ def nystrom_local_attention(
         scale: of the logits, d ** -0.5 by default.
         is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
 
-    Nothing of n×m or n×3s elements is kept for the backward. On CPUs none is made forward either; the backward makes
-    gradients of 3·n·d and n·m·d/s elements for a while. On other devices the weights of all queries, n×3s and n×m
-    elements, exist for a while in both directions.
+    Nothing of n×m or n×3s elements is kept for the backward, and on CPUs none is made in either direction. On other
+    devices, and in compiled or exported graphs, the weights of all queries, n×3s and n×m elements, exist for a while.
 
     >>> query = key = value = torch.randn(2, 8, 1000, 64)
     >>> nystrom_local_attention(query, key, value, num_landmarks=32).shape
@@ -222,7 +222,7 @@ def _attend_in_blocks(
     """(l, c, e) for `query` (l, c, d) and `key`, `value` (s + l + s, c, d), as `TokenBlocks` arranges them."""
     s, wide = blocks.size, at_least_float32(query.dtype)
     in_blocks = query.unflatten(0, (blocks.number, s)).transpose(1, 2)  # (g c s d)
-    near_key, near_value = windows(key, s), windows(value, s)  # (g c 3s d)
+    with_margins = key, value
     key, value = key[s:-s], value[s:-s]
     present = key_bias(blocks, wide)
 
@@ -235,13 +235,13 @@ def _attend_in_blocks(
     far = far_field(key, value, heavy, blocks, options.num_segments)
 
     # The near part of all queries needs no core: the core rows only pick theirs from it.
-    near = softmax_part(in_blocks, near_key, near_value, near_bias(present, heavy, blocks), scale)
+    near = window_part(in_blocks, *with_margins, near_bias(present, heavy, blocks), scale, s)
     near_out, near_logsumexp = (pick(x.transpose(1, 2).flatten(0, 1), rows) for x in near)
     far_logits = scale * core_query.to(wide) @ far.key.mT + pick(far.bias[:, :, 0], rows // s)  # (c r m)
     W = corrected_values(BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value, options.ridge)
 
-    shared = [x.to(query.dtype).expand(blocks.number, -1, -1, -1) for x in (far.key, W)]  # (g c m d)
-    return merge(near, softmax_part(in_blocks, *shared, far.bias, scale)).transpose(1, 2).flatten(0, 1)
+    far_part = shared_part(in_blocks, far.key.to(query.dtype), W.to(query.dtype), far.bias, scale)
+    return merge(near, far_part).transpose(1, 2).flatten(0, 1)
 
 
 def _the_mask(query: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor | None:

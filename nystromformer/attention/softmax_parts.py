@@ -29,7 +29,7 @@ def softmax_part(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale:
     >>> torch.allclose(out, torch.softmax(0.1 * query @ key.mT, dim=-1) @ value, atol=1e-6)
     True
     """
-    return _SoftmaxPart.apply(_packed(query), _packed(key), _packed(value), bias, scale)
+    return _SoftmaxPart.apply(packed(query), packed(key), packed(value), bias, scale)
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
@@ -40,44 +40,12 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor
     return torch.lerp(out_2, out_1, share) if out_2.requires_grad else out_2.lerp_(out_1, share)
 
 
-def windows(x: Tensor, block: int) -> Tensor:
-    """Three neighbouring blocks each of `x` (l, c, d): (l / block − 2, c, 3·block, d), as views that overlap.
-
-    >>> windows(torch.arange(4.0).view(4, 1, 1), block=1).flatten(1)
-    tensor([[0., 1., 2.],
-            [1., 2., 3.]])
-    """
-    return _Windows.apply(x, block)
-
-
-class _Windows(Function):
-    """The built-in backward of overlapping views is an order of magnitude slower on CPUs than three shifted sums."""
-
-    @staticmethod
-    def forward(x: Tensor, block: int) -> Tensor:
-        return x.unfold(0, 3 * block, block).transpose(2, 3)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.block = inputs[1]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        first, middle, last = grad.transpose(1, 2).unflatten(1, (3, ctx.block)).unbind(1)  # (g block c d)
-        total = grad.new_zeros(grad.shape[0] + 2, *first.shape[1:])
-        total[:-2] += first
-        total[1:-1] += middle
-        total[2:] += last
-        return total.flatten(0, 1), None
-
-
 class _SoftmaxPart(Function):
     """Keeps the output and the log-sum-exp for the backward, never the weights."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return (_fused if _has_fused(query) else _plain)(query, key, value, bias, scale)
+        return part_forward(query, key, value, bias, scale)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -87,15 +55,34 @@ class _SoftmaxPart(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, out, logsumexp = ctx.saved_tensors
-        # d logits = P ∘ (grad Vᵀ − D): for the output D = grad·out, less what comes through the log-sum-exp.
-        wide = logsumexp.dtype
-        D = torch.linalg.vecdot(grad.to(wide), out.to(wide)) - grad_logsumexp  # (g c n)
-        kernel = _fused_backward if _has_fused(query) else _plain_backward
-        return *kernel(grad, query, key, value, bias, logsumexp, D.unsqueeze(-1), ctx.scale), None, None
+        return *part_backward(grad, grad_logsumexp, *ctx.saved_tensors, ctx.scale), None, None
 
 
-def _packed(x: Tensor) -> Tensor:
+def part_forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """`softmax_part` without gradients."""
+    return (_fused if _has_fused(query) else _plain)(query, key, value, bias, scale)
+
+
+def part_backward(
+    grad: Tensor,
+    grad_logsumexp: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value from those of the two results of `part_forward`, `out` and `logsumexp`."""
+    # d logits = P ∘ (grad Vᵀ − D): for the output D = grad·out, less what comes through the log-sum-exp.
+    wide = logsumexp.dtype
+    D = torch.linalg.vecdot(grad.to(wide), out.to(wide)) - grad_logsumexp  # (g c n)
+    kernel = _fused_backward if _has_fused(query) else _plain_backward
+    return kernel(grad, query, key, value, bias, logsumexp, D.unsqueeze(-1), scale)
+
+
+def packed(x: Tensor) -> Tensor:
     """`x` with each row in one piece, as the kernels read it."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -113,7 +100,7 @@ def _fused_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, logsumexp: Tensor, D: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel takes `out` only to form D = grad·out: in its place it gets the multiple of `grad` with our D."""
-    grad = _packed(grad)
+    grad = packed(grad)
     least = torch.finfo(grad.dtype).eps * D.abs()
     size = grad.abs().amax(-1, keepdim=True)
     # A vector of zeros has no multiple that gives D ≠ 0: so small a change is lost in rounding.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystromformer.attention import softmax_parts
-from nystromformer.attention.softmax_parts import MASKED, merge, softmax_part, windows
+from nystromformer.attention.softmax_parts import MASKED, merge, softmax_part
 
 
 @pytest.fixture(params=["fused", "plain"], autouse=True)
@@ -90,12 +90,3 @@ def test_a_part_without_keys_loses_every_merge_and_stays_finite(dtype):
         gradients = torch.autograd.grad(merged.sum(), (query, key, value), retain_graph=True)
         assert all(g.isfinite().all() for g in gradients)
     assert merge(nothing, nothing).isfinite().all()
-
-
-def test_windows_are_views_with_the_gradient_of_slices():
-    x = torch.arange(24.0, dtype=torch.float64).view(12, 1, 2).requires_grad_()
-    overlapping = windows(x, 3)
-    assert overlapping.shape == (2, 1, 9, 2)
-    assert overlapping.data_ptr() == x.data_ptr()
-    torch.testing.assert_close(overlapping[1, 0], x[3:12, 0])
-    assert torch.autograd.gradcheck(lambda x: windows(x, 3).sin(), x)
