@@ -45,6 +45,7 @@ def draw_maps(
             label = f"error {errors[name][head]:.2f}" if name in errors else ""
             panel.set_title(f"{name}\n{label}" if row == 0 else label, fontsize=9)
             label_axes(panel, words)
+            leave_a_margin(panel, len(words))
         axes[row, 0].set_ylabel(f"head {head}\nquery", fontsize=9)
         figure.colorbar(image, ax=axes[row, :].tolist(), pad=0.01, aspect=28).ax.tick_params(labelsize=7)
     for panel in axes[-1]:
@@ -83,6 +84,14 @@ def label_axes(panel: pyplot.Axes, words: Sequence[str]) -> None:
         panel.tick_params(labelsize=7)
 
 
+def leave_a_margin(panel: pyplot.Axes, length: int) -> None:
+    """The first and the last token get much attention, and their lines would vanish behind the frame."""
+    panel.set_facecolor("grey")
+    panel.spines[:].set_visible(False)
+    first, last = -0.5 - 0.02 * length, length - 0.5 + 0.02 * length
+    panel.set(xlim=(first, last), ylim=(last, first))
+
+
 def save(figure: pyplot.Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
