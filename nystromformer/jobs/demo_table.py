@@ -10,8 +10,8 @@ Record = dict[str, object]
 NAMES = {"standard": "exact", "dense": "exact, n×n matrix", "nystrom-64": "nystrom-64 (ours)"}
 NOTE = (
     "exact: PyTorch's fused kernel; with the n×n matrix in memory it is what the paper compares with. Memory: peak of "
-    "one call above its inputs. The models saw {examples:,} examples each, which shows that both attentions learn "
-    "alike, not how far they get. All of it took {minutes:.1f} minutes."
+    "one call above its inputs. The models saw {examples:,} examples each, with one seed: too few to tell small "
+    "differences between them, or how far they would get. All of it took {minutes:.1f} minutes."
 )
 
 
