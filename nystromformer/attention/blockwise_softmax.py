@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from nystromformer.attention.softmax_parts import packed, part_backward, part_forward
 
-BLOCKS_AT_ONCE = 32
+BLOCKS_AT_ONCE = 16
 """In the backward: enough for all cores, few enough that what they need stays in a cache."""
 
 
