@@ -9,6 +9,7 @@ logits that spread more and more. The figure is ‖Ŝ V − S V‖ / ‖S V‖, 
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ SPREADS = (0.5, 1.0, 2.0, 4.0, 8.0)
 ATTENTIONS = {
     "nystrom-64": nystrom_attention,
     "nystrom-local-64": nystrom_local_attention,
+    "nystrom-local-64, ridge 0.1": partial(nystrom_local_attention, ridge=0.1),
     "[CLS] global + longformer-257": lambda *tensors: longformer_attention(*tensors, window=257, global_tokens=1),
     "mean of values": lambda query, key, value: value.mean(2, keepdim=True).expand_as(value),
 }
