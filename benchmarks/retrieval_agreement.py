@@ -41,6 +41,7 @@ ATTENTIONS: dict[str, Attend] = {
     EXACT: exact_attention,
     "nystrom-64": partial(with_landmarks, nystrom_attention, 64),
     "nystrom-local-64": partial(with_landmarks, nystrom_local_attention, 64),
+    "nystrom-local-64, blocks of 64": partial(with_landmarks, partial(nystrom_local_attention, block_size=64), 64),
     "[CLS] global + longformer-257": partial(windowed, 257, 1),
 }
 
