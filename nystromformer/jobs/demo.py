@@ -19,7 +19,7 @@ def demo(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16 (on a GPU).")] = "float32",
 ) -> None:
-    """Compare exact and Nyström attention for yourself: about three minutes on two cores, without a network.
+    """Compare exact and Nyström attention for yourself: three to five minutes on two cores, without a network.
 
     Makes a small ListOps set, trains one model with each attention, measures time and memory beside other packages'
     Nyström attention, draws attention maps of the trained models, and puts everything on one page, `report.html`.
