@@ -8,6 +8,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from nystromformer.bench.figures import save_figure
 from nystromformer.bench.table import LIMIT, Cell, Cells, columns
 
 OURS = ("nystrom-64", "nystrom-32", "nystrom", "nystrom-local")
@@ -52,9 +53,4 @@ def _draw(table: Cells, path: Path, label: str, value) -> list[Path]:
     axes.set_ylabel(label)
     axes.grid(which="major", alpha=0.3)
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
-    paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for each in paths:
-        each.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(each, dpi=150)
-    pyplot.close(figure)
-    return paths
+    return save_figure(figure, path)

@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from nystromformer.bench.figures import save_figure
 from nystromformer.published import LRA
 
 Record = dict[str, object]
@@ -39,9 +40,4 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
-    paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for each in paths:
-        each.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(each, dpi=150)
-    pyplot.close(figure)
-    return paths
+    return save_figure(figure, path)

@@ -11,6 +11,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from nystromformer.bench.figures import save_figure
+
 ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
 TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
 """Settings that tell runs of one attention from one another, where they differ."""
@@ -80,9 +82,4 @@ def _draw(runs: list[Run], path: Path, label: str, place: Callable[[Point], floa
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(alpha=0.3)
     panels[0].legend(frameon=False, fontsize=9)
-    paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for each in paths:
-        each.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(each, dpi=150)
-    pyplot.close(figure)
-    return paths
+    return save_figure(figure, path)
