@@ -2,9 +2,8 @@
 
 import pytest
 import torch
+from largest_tensor import Largest
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nystromformer import build_attention
 from nystromformer.attention import nystrom_local_attention, softmax_parts
@@ -20,21 +19,6 @@ def tensors(b=2, h=2, n=150, d=16):
 
 def holes(b, n):
     return torch.rand(b, n, generator=torch.Generator().manual_seed(n)) < 0.7
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives back, counted by the memory that it owns."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])

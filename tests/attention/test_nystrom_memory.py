@@ -2,28 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest_tensor import Largest
 
 from nystromformer import nystrom_attention
 
 BATCH, HEADS, LENGTH, WIDTH, LANDMARKS = 1, 2, 1024, 8, 64
 LIMIT = BATCH * HEADS * LENGTH * LANDMARKS  # what one n×m matrix for each head holds
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives back, counted by the memory that it owns."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 def inputs(e=WIDTH, s=LENGTH):

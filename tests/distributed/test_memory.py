@@ -3,29 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest_tensor import Largest
 
 from nystromformer.distributed import attention, sequence_parallel_nystrom_attention
 
 HEADS, LENGTH, WIDTH, LANDMARKS = 2, 1024, 8, 64
 SHARD = HEADS * LENGTH * WIDTH  # elements of one of query, key and value
 MATRIX = HEADS * LENGTH * LANDMARKS
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives back, counted by the memory that it owns."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @pytest.fixture
