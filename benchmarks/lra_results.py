@@ -2,10 +2,11 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/lra_results.py --work runs/lra-results --out results/lra
 
-About three hours on two cores for `mini`, and hours for each run of `paper`. It can be stopped at any time and started
-again: finished runs are left alone, others go on where they stopped. Attention by attention, so that a column is whole
-early. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made. Records, tables and curves come to
-`--out`; models and data stay behind. `--only mini` or `--only paper` does a part, `--tasks` and `--attentions` less.
+About an hour and a half on two cores for `mini`, and more than one hour for each run of `paper`. It can be stopped at
+any time and started again: finished runs are left alone, others go on where they stopped. Attention by attention, so
+that a column is whole early. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made. Records,
+tables and curves come to `--out`; models and data stay behind. `--only mini` or `--only paper` does a part, `--tasks`
+and `--attentions` less.
 """
 
 import argparse

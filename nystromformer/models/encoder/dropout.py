@@ -9,7 +9,7 @@ LEVELS = 1 << 16
 class Dropout(nn.Dropout):
     """`nn.Dropout`, four decisions of which are made by one random number of 64 bits where tensors are on a CPU.
 
-    PyTorch draws its numbers one by one there, on one thread: a fifth of a training step of a small model.
+    PyTorch draws its numbers one by one there, on one thread: a tenth of a training step of a small model.
     Probabilities are rounded to 1/65,536, and what is kept is divided by the rounded one: the mean stays the input.
     """
 
