@@ -77,4 +77,17 @@ def _refuse(message: str) -> int:
 
 
 def entry() -> None:
-    sys.exit(main())
+    code = main()
+    if code == 0:
+        _leave_process_group()
+    sys.exit(code)
+
+
+def _leave_process_group() -> None:
+    """Under `torchrun`: threads of gloo that outlive the interpreter abort a process that has succeeded.
+
+    Only after success: a process that failed while others wait for it must end at once, not wait for them.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

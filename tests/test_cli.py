@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 import typer
 
-from nystromformer.cli import app, main
+from nystromformer.cli import app, entry, main
 from nystromformer.version import __version__
 
 COMMANDS = typer.main.get_command(app).commands
@@ -132,3 +133,17 @@ def test_bash_completes_commands_and_options(typed, completed, path_with_the_com
     )
     done = subprocess.run(["bash", "-c", script], env=path_with_the_command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == completed
+
+
+@pytest.mark.parametrize("given, code", [("--version", 0), ("--unknown", 2)])
+def test_a_process_that_succeeds_leaves_its_group_before_it_ends(given, code, monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(sys, "argv", ["nystromformer", given])
+    try:
+        with pytest.raises(SystemExit) as end:
+            entry()
+        assert end.value.code == code
+        assert dist.is_initialized() == (code != 0)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from nystromformer.data.lra import as_is
@@ -83,3 +84,4 @@ if __name__ == "__main__":
     with suppress(Killed):
         train(make_trainer(folder / "killed", kill_at=13, **settings))
     train(make_trainer(folder / "killed", **settings))
+    dist.destroy_process_group()

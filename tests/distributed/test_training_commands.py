@@ -15,14 +15,13 @@ from nystromformer.data.lra.listops import ListOpsOptions, generate
 from nystromformer.records import read_records
 
 SCRIPT = """
-import sys
 from torch.nn import Dropout
-from nystromformer.cli import main
+from nystromformer.cli import entry
 
 Dropout.forward = lambda self, input: input  # its random numbers would be others in other processes
 from nystromformer.models.encoder import dropout
 dropout.Dropout.forward = Dropout.forward
-sys.exit(main(sys.argv[1:]))
+entry()
 """
 SHARDED = ["--set", "fsdp=full_shard"]
 
