@@ -22,5 +22,7 @@ def read_runs(runs: Iterable[Path]) -> list[Record]:
         record | {FOLDER: str(folder)}
         for folder in folders
         for record in read_records(folder)
-        if isinstance(record, dict) and {"job", "config", "metric", "value"} <= record.keys()
+        if isinstance(record, dict)
+        and {"job", "config", "metric", "value"} <= record.keys()
+        and isinstance(record["config"], dict)
     ]

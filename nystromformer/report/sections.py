@@ -6,13 +6,14 @@ from pathlib import Path
 
 from nystromformer.bench.plots import draw_plots
 from nystromformer.bench.table import cells, markdown
-from nystromformer.records import table_markdown, write_bytes
+from nystromformer.records import RECORDS, table_markdown, write_bytes
 from nystromformer.report import attention_maps, finetune_table, lra_table, pretraining_curves, pretraining_table
 from nystromformer.report.lra_curves import draw_dev_accuracy
 from nystromformer.report.page import Part, Picture, Section, anchor
 from nystromformer.report.provenance import provenance
 
 Record = dict[str, object]
+Build = Callable[[list[Record], Path], Section]
 SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
 """What must agree for measurements to stand in one table."""
 MOST_CURVES = 6
@@ -24,14 +25,33 @@ SMALLER = (
 
 def all_sections(records: list[Record], figures: Path) -> list[Section]:
     """Every part, in the order of the page. Figures are written to the folder `figures`."""
-    sections = [build(records, figures) for build in SECTIONS]
+    sections = [
+        section_of(build, [record for record in records if record["job"] == job], figures)
+        for job, build in SECTIONS.items()
+    ]
     others = other_records(records)
     return sections if others is None else [*sections, others]
 
 
+def section_of(build: Build, records: list[Record], figures: Path) -> Section:
+    """`ValueError` for a record that lacks a field, with its folder."""
+    try:
+        return build(records, figures)
+    except KeyError as missing:
+        folders = dict.fromkeys(record["folder"] for record in records)
+        if len(folders) == 1:
+            raise ValueError(
+                f"{next(iter(folders))}: a record lacks the field {missing}; remove that line of {RECORDS}, or run "
+                f"the job again."
+            ) from missing
+        for folder in folders:  # one of them raises the error above
+            section_of(build, [record for record in records if record["folder"] == folder], figures)
+        raise
+
+
 def efficiency(records: list[Record], figures: Path) -> Section:
     title, remedy = "Efficiency", "nystromformer bench --peers --out runs/bench"
-    measured = [r for r in records if r["job"] == "bench" and r["metric"] in ("time", "peak_memory")]
+    measured = [r for r in records if r["metric"] in ("time", "peak_memory")]
     if not measured:
         return Section(title, remedy=remedy)
     by_setup: dict[tuple, list[Record]] = defaultdict(list)
@@ -84,7 +104,7 @@ def lra_pictures(records: list[Record], finished: list[Record], figures: Path) -
 def pretraining(records: list[Record], figures: Path) -> Section:
     title, remedy = "Pretraining", "nystromformer pretrain --corpus TEXT --tokenizer train --preset mini"
     found = pretraining_table.results(records)
-    drawn = [r for r in records if r["job"] == "pretrain" and r["metric"] in pretraining_curves.ACCURACIES]
+    drawn = [r for r in records if r["metric"] in pretraining_curves.ACCURACIES]
     if not found and not drawn:
         return Section(title, remedy=remedy)
     against = {"accuracy_steps": "steps", "accuracy_time": "time"}
@@ -132,21 +152,21 @@ def attention_error(records: list[Record], figures: Path) -> Section:
     return Section(title, tuple(parts), provenance(found), notes=(attention_maps.CAPTION,))
 
 
-SECTIONS: list[Callable[[list[Record], Path], Section]] = [
-    efficiency,
-    long_range_arena,
-    pretraining,
-    fine_tuning,
-    attention_error,
-]
-SHOWN = ("bench", "lra", "pretrain", "finetune", "attention-map")
+SECTIONS: dict[str, Build] = {
+    "bench": efficiency,
+    "lra": long_range_arena,
+    "pretrain": pretraining,
+    "finetune": fine_tuning,
+    "attention-map": attention_error,
+}
+"""By the job whose records each shows."""
 
 
 def other_records(records: list[Record]) -> Section | None:
     """Names the records that no part of the page shows; None where there are none."""
     found: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
-        if record["job"] not in SHOWN:
+        if record["job"] not in SECTIONS:
             found[record["job"], record["folder"]].append(record)
     if not found:
         return None

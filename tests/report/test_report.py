@@ -154,6 +154,20 @@ def test_damaged_records_are_refused_in_one_line(tmp_path, capsys):
     assert "line 1: not a JSON object" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_record_that_lacks_a_field_is_refused_with_its_folder(several, tmp_path, capsys):
+    folder = write_lra(tmp_path / "damaged")
+    runs = [write_lra(tmp_path / "whole"), folder] if several else [folder]
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["config"]["preset"]
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert f"{folder}: a record lacks the field 'preset'" in error
+
+
 @pytest.mark.parametrize("folder", ["results/bench", "results/fidelity", "results/scaling", "results"])
 def test_the_results_of_this_repository_are_accepted(folder, tmp_path, request):
     page, _ = report(request.config.rootpath / folder, out=tmp_path / "report")
