@@ -37,11 +37,18 @@ HELD_OUT = 1000
 """The first thousand articles in the order of the seed are for choosing defaults, those behind them for reporting."""
 NEIGHBOURS = 10
 EXACT = "exact"
+
+
+def local(**sizes: int) -> Attend:
+    return partial(with_landmarks, partial(nystrom_local_attention, **sizes), 64)
+
+
 ATTENTIONS: dict[str, Attend] = {
     EXACT: exact_attention,
     "nystrom-64": partial(with_landmarks, nystrom_attention, 64),
-    "nystrom-local-64": partial(with_landmarks, nystrom_local_attention, 64),
-    "nystrom-local-64, blocks of 64": partial(with_landmarks, partial(nystrom_local_attention, block_size=64), 64),
+    "nystrom-local-64": local(),
+    "nystrom-local-64, blocks of 64": local(block_size=64),
+    "nystrom-local-64, blocks of 64, 128 core rows": local(block_size=64, core_rows=128),
     "[CLS] global + longformer-257": partial(windowed, 257, 1),
 }
 
