@@ -33,3 +33,6 @@ GLUE: dict[str, dict[str, float]] = {
 }
 """Fine-tuned BERT-base models: F1 of MRPC and QQP, accuracy of the others, in percent, by attention and task. IMDB at
 512 tokens, and at 1,024."""
+
+FINETUNING_EPOCHS = 4
+"""How often those models saw all training examples."""

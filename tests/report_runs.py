@@ -47,7 +47,7 @@ def write_pretraining(folder: Path, end: bool = True, **changes: object) -> Path
 def write_finetuning(folder: Path, attention: str = "nystrom-64", seed: int = 1) -> Path:
     config = {
         "task": "sst2", "model": "MiniLM", "preset": "mini", "attention": attention, "search": False, "settings": {},
-        "batch_size": 32, "learning_rate": 3e-5, "max_length": 128,
+        "batch_size": 32, "learning_rate": 3e-5, "max_length": 128, "epochs": 2.0,
     }  # fmt: skip
     scores = {"dev": {"accuracy": 0.91}}
     details = {"name": "accuracy", "part": "dev", "scores": scores, "dev_score": 0.91, "mean_length": 25.3, "step": 400}

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nystromformer.published import GLUE
+from nystromformer.published import FINETUNING_EPOCHS, GLUE
 from nystromformer.records import table_markdown
 from nystromformer.report.lra_table import exact_first, with_published
 
@@ -36,13 +36,21 @@ def finetune_tables(records: Iterable[Record]) -> str:
         groups[record["config"]["preset"], record["config"]["model"]].append(record)
     parts = []
     for (preset, model), found in groups.items():
+        less = " with less training than the paper's (below)" if any(map(is_shortened, found)) else ""
         parts += [
-            f"`{model}`, preset `{preset}`: scores in percent, ours (the paper's, of BERT-base models)",
+            f"`{model}`, preset `{preset}`{less}: scores in percent, ours (the paper's, of BERT-base models)",
             score_table(found),
             "What was run",
             runs_table(found),
         ]
     return "\n\n".join(parts) + "\n" if parts else "No finished run.\n"
+
+
+def is_shortened(record: Record) -> bool:
+    """Whether a run named after the paper had fewer steps or fewer examples than the paper's."""
+    config = record["config"]
+    fewer = "steps" in config or config["epochs"] < FINETUNING_EPOCHS or "train_examples" in config
+    return config["preset"] == "paper" and fewer
 
 
 def score_table(found: list[Record]) -> str:

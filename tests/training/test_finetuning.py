@@ -123,7 +123,7 @@ def test_stopping_is_decided_from_the_log():
 
 def record(task: str, attention: str, value: float, seed: int = 0, **changes: object) -> dict[str, object]:
     config = {"task": task, "model": "m", "attention": attention, "preset": "paper", "max_length": 512, "settings": {},
-              "search": False, "batch_size": 32, "learning_rate": 3e-5} | changes  # fmt: skip
+              "search": False, "batch_size": 32, "learning_rate": 3e-5, "epochs": 4.0} | changes  # fmt: skip
     dev = {"mnli": "dev_matched"}.get(task, "dev")
     found = {dev: {"accuracy": value}} | ({"dev_mismatched": {"accuracy": value + 0.01}} if task == "mnli" else {})
     return {"job": "finetune", "metric": "score", "value": value, "seed": seed, "config": config, "name": "accuracy",
@@ -146,3 +146,10 @@ def test_the_table_has_the_papers_beside_ours():
     assert "| nystrom-64 | 80.00 (80.90) | 81.00 (82.20) | 91.00 (93.20) | 92.00 (93.00) |" in lines
     assert "| standard | 75.00 ± 7.07 (82.40) | 76.00 ± 7.07 (82.40) | – (93.30) | – |" in lines
     assert finetune_tables([]) == "No finished run.\n"
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 2.0}, {"train_examples": 1000}, {"steps": 9}])
+def test_a_shortened_run_is_not_called_the_papers(changes):
+    assert "less training than the paper's" not in finetune_tables([record("mrpc", "standard", 0.8)])
+    shortened = [record("mrpc", "standard", 0.8), record("sst2", "standard", 0.9, **changes)]
+    assert "preset `paper` with less training than the paper's" in finetune_tables(shortened)
