@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest_tensor import Largest
 
 from nystromformer.attention.registry import ATTENTIONS, attention_options, build_attention
 
@@ -25,12 +24,23 @@ VARIANTS = {
     "performer": [{"num_features": 32}],
     "linear": [{}],
 }
-CASES = [
-    pytest.param(name, options, id="-".join([name, *(f"{k}={v}" for k, v in options.items())]))
-    for name in ATTENTIONS
-    for options in VARIANTS.get(name, [{}])
-]
-every_attention = pytest.mark.parametrize("name, options", CASES)
+
+
+def attentions(fit=lambda attention: True):
+    """A parameter for each variant of the attentions whose class fits."""
+    cases = [
+        pytest.param(name, options, id="-".join([name, *(f"{k}={v}" for k, v in options.items())]))
+        for name, attention in ATTENTIONS.items()
+        if fit(attention)
+        for options in VARIANTS.get(name, [{}])
+    ]
+    return pytest.mark.parametrize("name, options", cases)
+
+
+every_attention = attentions()
+# the gradients of others are checked with fixed random numbers in their own tests
+deterministic_attentions = attentions(lambda attention: not attention.stochastic)
+linear_attentions = attentions(lambda attention: attention.linear)
 
 
 def build(name, options, dtype=torch.float64, heads=HEADS, dim=DIM, max_length=MAX_LENGTH):
@@ -94,12 +104,10 @@ def test_autocast_is_close_to_float32(name, options):
     assert (out.float() - expected).norm() < 0.03 * expected.norm()
 
 
-@every_attention
+@deterministic_attentions
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_gradients_of_deterministic_attentions_pass_gradcheck(name, options, masked):
     attention = build(name, options, heads=2, dim=3)
-    if attention.stochastic:
-        pytest.skip("its gradient is checked with fixed random numbers in its own tests")
     qkv = [x.requires_grad_() for x in tokens(2, 11, heads=2, dim=3)]
     mask = holes(2, 11) if masked else None
     assert torch.autograd.gradcheck(lambda *x: attention(*x, mask), qkv, fast_mode=True)
@@ -216,24 +224,9 @@ def test_capabilities_are_declared_and_true(name, options):
     assert torch.allclose(out, softmax, atol=1e-9) == attention.exact
 
 
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        # storage rather than shape: an expanded view has many elements and no memory
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if torch.is_tensor(x)]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
-@every_attention
+@linear_attentions
 def test_no_tensor_grows_with_the_square_of_the_length(name, options):
     attention = build(name, options, torch.float32, heads=1, max_length=2048)
-    if not attention.linear:
-        pytest.skip("declared quadratic")
     largest = []
     for length in (512, 2048):
         with Largest() as mode:

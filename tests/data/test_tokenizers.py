@@ -2,12 +2,11 @@
 
 import io
 import json
-import os
-from pathlib import Path
 
 import pytest
 import sentencepiece
 from corpora import SPECIAL, VOCABULARY, texts, write_vocabulary
+from real_data import REAL_DATA, needs_real_data
 from transformers import AutoTokenizer, BertTokenizer
 
 from nystromformer.data.tokenizers import load_tokenizer, train_tokenizer
@@ -100,9 +99,9 @@ def test_training_gives_the_same_tokenizer_each_time():
         train_tokenizer(texts(3), 5)
 
 
-@pytest.mark.skipif("NYSTROMFORMER_DATA" not in os.environ, reason="NYSTROMFORMER_DATA is not set")
+@needs_real_data
 def test_real_vocabularies_are_read():
-    folder = Path(os.environ["NYSTROMFORMER_DATA"]) / "vocab"
+    folder = REAL_DATA / "vocab"
     bert = load_tokenizer(str(folder / "bert-base-uncased-vocab.txt"))
     albert = load_tokenizer(str(folder / "albert-base-v2-spiece.model"))
     assert (len(bert), bert.mask_token_id) == (30_522, 103)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from encoders import ENCODERS, TEXT, build, switch, tokens, vit
+from largest_tensor import Largest
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import nystromformer
@@ -188,19 +187,6 @@ def test_cross_attention_masks_only_the_keys():
     torch.testing.assert_close(out, expected.transpose(1, 2))
     with pytest.raises(ValueError, match="BertCrossAttention is cross-attention: nystrom-local is for self-attention"):
         FUNCTIONS["nystrom-local"](module, query, key, value, mask)
-
-
-class Largest(TorchDispatchMode):
-    """The largest memory, in elements, behind any result of an operation."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])

@@ -1,12 +1,12 @@
 """Shards: made once, in parallel, whole or absent, made anew when anything changes."""
 
-import os
 import pickle
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from corpora import texts, write_json_lines
+from real_data import REAL_DATA, needs_real_data
 
 from nystromformer.data.corpus.build import build_corpus, open_corpus
 from nystromformer.data.corpus.documents import Reading
@@ -148,12 +148,12 @@ def test_a_trained_tokenizer_is_kept(tmp_path, monkeypatch):
         corpus_tokenizer([file], Reading(), 61, tmp_path / "cache")
 
 
-@pytest.mark.skipif("NYSTROMFORMER_DATA" not in os.environ, reason="NYSTROMFORMER_DATA is not set")
+@needs_real_data
 def test_real_articles_are_read():
     from nystromformer.data.corpus.build import texts_of
     from nystromformer.data.corpus.sources import corpus_files
 
-    files = corpus_files([os.environ["NYSTROMFORMER_DATA"] + "/wikipedia"])
+    files = corpus_files([str(REAL_DATA / "wikipedia")])
     found = [text for text, _ in texts_of(files, Reading())]
     assert len(found) == 17_685
     assert 15 < np.mean([len(text) / len(split_sentences(text)) for text in found[:200]]) < 200

@@ -1,11 +1,11 @@
 """GLUE in its official files and in the Hub's, and IMDB."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from glue_files import sentence, write_hub, write_imdb, write_official, write_parquet, write_tsv
+from real_data import REAL_DATA, needs_real_data
 
 from nystromformer.data.glue import TASKS, read_task, task_name
 from nystromformer.data.glue.official import read_part
@@ -136,15 +136,15 @@ REAL = {"sst2": (67_349, 872, 1_821), "mrpc": (3_668, 408, 1_725), "cola": (8_55
         "imdb": (22_500, 2_500, 25_000)}  # fmt: skip
 
 
-@pytest.mark.skipif("NYSTROMFORMER_DATA" not in os.environ, reason="NYSTROMFORMER_DATA is not set")
+@needs_real_data
 @pytest.mark.parametrize("name", REAL)
 def test_real_copies_are_read(name):
-    splits = read_task(name, os.environ["NYSTROMFORMER_DATA"])
+    splits = read_task(name, str(REAL_DATA))
     assert (len(splits.train), len(splits.dev["dev"]), len(splits.test["test"])) == REAL[name]
 
 
-@pytest.mark.skipif("NYSTROMFORMER_DATA" not in os.environ, reason="NYSTROMFORMER_DATA is not set")
+@needs_real_data
 def test_real_qnli_is_read():
-    texts = read_part(Path(os.environ["NYSTROMFORMER_DATA"]) / "glue" / "QNLI" / "dev.tsv", TASKS["qnli"])
+    texts = read_part(REAL_DATA / "glue" / "QNLI" / "dev.tsv", TASKS["qnli"])
     assert len(texts) == 5_463
     assert texts.labels.mean() == pytest.approx(0.5, abs=0.02)

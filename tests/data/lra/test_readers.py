@@ -1,7 +1,6 @@
 """Image, Text and Retrieval: the public layouts, on tiny files and on real copies where there are some."""
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 from pyarrow import parquet
+from real_data import REAL_DATA, needs_real_data
 
 from nystromformer.data.lra import TASKS, image, local_folder, retrieval, task_folder, text
 
@@ -168,15 +168,15 @@ def test_folders_of_tasks_are_found_by_either_name(tmp_path):
     assert task_folder(tmp_path, "image") is None
 
 
-@pytest.mark.skipif("NYSTROMFORMER_DATA" not in os.environ, reason="NYSTROMFORMER_DATA is not set")
+@needs_real_data
 @pytest.mark.parametrize(
     "name, sizes, length",
     [("text", (22_500, 2_500, 25_000), 4_000), ("image", (45_000, 5_000, 10_000), 1024), ("retrieval", None, 4_000)],
 )
 def test_real_copies_are_read(name, sizes, length):
-    folder = task_folder(Path(os.environ["NYSTROMFORMER_DATA"]), name)
+    folder = task_folder(REAL_DATA, name)
     if folder is None:
-        pytest.skip(f"no folder for {name} in NYSTROMFORMER_DATA")
+        pytest.skip(f"no folder for {name} in {REAL_DATA}")
     splits = TASKS[name].read(folder, length)
     found = tuple(len(part) for part in (splits.train, splits.dev, splits.test))
     assert sizes is None or found == sizes
