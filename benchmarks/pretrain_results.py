@@ -2,7 +2,8 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
 
-About 40 minutes of two cores for each of the six runs, after the corpus is tokenised. It can be stopped at any time and
+About 45 minutes of one core for each of the four attentions and 30 for each way to start, after the corpus is
+tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at any time and
 started again: finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/`, `books/` and
 `vocab/`. Models are smaller than the paper's BERT-small so that they fit such a machine: 4 layers, 256 wide, for the
 four attentions; MiniLM-L6's 6 layers, 384 wide, for the two ways to start. Records, curves and the table come to
@@ -20,16 +21,18 @@ from nystromformer.records import read_records, write_text
 from nystromformer.report.pretraining_curves import draw_curves
 from nystromformer.report.pretraining_table import pretraining_table
 
-COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "32", "--micro-batch", "8"]
+COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "8", "--micro-batch", "8"]
 ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]
+# One rate for both ways to start: the preset's 1e-3 would undo trained weights.
+START = ["--attention", "nystrom-64", "--steps", "250", "--eval-every", "25", "--set", "learning_rate=3e-4"]
 GROUPS: dict[str, dict[str, list[str]]] = {
     # The same steps for all, so that the curves differ by what an attention learns from a token and by its speed.
     "attentions": {
-        name: ["--attention", name, "--size", "mini", "--steps", "800", "--eval-every", "80"] for name in ATTENTIONS
+        name: ["--attention", name, "--size", "mini", "--steps", "1250", "--eval-every", "125"] for name in ATTENTIONS
     },
     "starts": {
-        "from-scratch": ["--attention", "nystrom-64", "--size", "minilm", "--steps", "200", "--eval-every", "20"],
-        "from-standard": ["--attention", "nystrom-64", "--from", "minilm-l6", "--steps", "200", "--eval-every", "20"],
+        "from-scratch": ["--size", "minilm", *START],
+        "from-standard": ["--from", "minilm-l6", *START],
     },
 }
 

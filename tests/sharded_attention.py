@@ -176,5 +176,6 @@ def sent_for_lengths(lengths: list[int]) -> list[tuple[dict[str, int], int]]:
         before = sent_by_sockets()
         with count_traffic() as traffic:
             sequence_parallel_nystrom_attention(x, x, x, 16, conv_weight=kernel).sum().backward()
+        dist.barrier()  # until all have received all: what a slow receiver has not taken yet waits here, uncounted
         found.append((dict(traffic.sent), sent_by_sockets() - before))
     return found
