@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from nystromformer.attention.checks import check_at_least, shape_of
+from nystromformer.models.activations import activation
 from nystromformer.models.base import NystromformerPreTrainedModel
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.heads.losses import sequence_loss
@@ -55,7 +55,7 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
         self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         width = config.classifier_size or config.hidden_size
         self.dense = nn.Linear(config.hidden_size * (4 if config.pair else 1), width)
-        self.activation = ACT2FN[config.classifier_activation or config.hidden_act]
+        self.activation = activation(config.classifier_activation or config.hidden_act)
         self.out_proj = nn.Linear(width, config.num_labels)
         self.post_init()
 

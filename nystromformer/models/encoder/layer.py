@@ -4,9 +4,9 @@ Names are those of BERT and of the Hub's checkpoints, whether the LayerNorm come
 """
 
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from nystromformer.models.activations import activation
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder.dropout import Dropout
 from nystromformer.models.encoder.self_attention import NystromformerSelfAttention
@@ -47,7 +47,7 @@ class NystromformerIntermediate(nn.Module):
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = activation(config.hidden_act)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.activation(self.dense(hidden))

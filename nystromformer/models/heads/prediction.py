@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from nystromformer.attention.checks import shape_of
+from nystromformer.models.activations import activation
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.heads.losses import IGNORED, Tally, cross_entropy_tally
 
@@ -19,7 +19,7 @@ class PredictionTransform(nn.Module):
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden: Tensor) -> Tensor:

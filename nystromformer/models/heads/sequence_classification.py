@@ -1,10 +1,10 @@
 """`NystromformerForSequenceClassification`: one label, several labels or numbers for a whole sequence."""
 
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from nystromformer.models.activations import activation
 from nystromformer.models.base import NystromformerPreTrainedModel
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.heads.losses import sequence_loss
@@ -19,7 +19,7 @@ class ClassificationHead(nn.Module):
         size = config.classifier_size or config.hidden_size
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dense = nn.Linear(config.hidden_size, size)
-        self.activation = ACT2FN[config.classifier_activation or config.hidden_act]
+        self.activation = activation(config.classifier_activation or config.hidden_act)
         self.out_proj = nn.Linear(size, config.num_labels)
         self.dropout = nn.Dropout(dropout)
 
