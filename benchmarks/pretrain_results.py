@@ -2,12 +2,14 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
 
-About 45 minutes of one core for each of the four attentions and 30 for each way to start, after the corpus is
-tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at any time and
-started again: finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/`, `books/` and
-`vocab/`. Models are smaller than the paper's BERT-small so that they fit such a machine: 4 layers, 256 wide, for the
-four attentions; MiniLM-L6's 6 layers, 384 wide, for the two ways to start. Records, curves and the table come to
-`--out`; models stay in `--work`. `--only NAME` does a part, `--steps N` a trial.
+About 40 minutes of one core for each of the four attentions and 30 for each way to start, after the corpus is
+tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at any time and started again:
+finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/` and `books/`.
+
+Models are smaller than the paper's BERT-small, so that they leave the first plateau on such a machine: BERT-tiny's 2
+layers, 128 wide, with a vocabulary of 8,000 for the four attentions; MiniLM-L6's 6 layers, 384 wide, with its
+vocabulary, for the two ways to start. Records, curves and the table come to `--out`; models stay in `--work`.
+`--only NAME` does a part, `--steps N` a trial.
 """
 
 import argparse
@@ -23,15 +25,14 @@ from nystromformer.report.pretraining_table import pretraining_table
 
 COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "8", "--micro-batch", "8"]
 ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]
+# The same steps for all, so that the curves differ by what an attention learns from a token and by its speed.
+ATTENTION = ["--size", "tiny", "--tokenizer", "train", "--vocab-size", "8000", "--steps", "5000", "--eval-every", "250"]
 # One rate for both ways to start: the preset's 1e-3 would undo trained weights.
 START = ["--attention", "nystrom-64", "--steps", "250", "--eval-every", "25", "--set", "learning_rate=3e-4"]
 GROUPS: dict[str, dict[str, list[str]]] = {
-    # The same steps for all, so that the curves differ by what an attention learns from a token and by its speed.
-    "attentions": {
-        name: ["--attention", name, "--size", "mini", "--steps", "1250", "--eval-every", "125"] for name in ATTENTIONS
-    },
+    "attentions": {name: ["--attention", name, *ATTENTION] for name in ATTENTIONS},
     "starts": {
-        "from-scratch": ["--size", "minilm", *START],
+        "from-scratch": ["--size", "minilm", "--tokenizer", "minilm-l6", *START],
         "from-standard": ["--from", "minilm-l6", *START],
     },
 }
@@ -52,9 +53,8 @@ def run_all() -> int:
     parser.add_argument("--only", choices=[name for runs in GROUPS.values() for name in runs], action="append")
     parser.add_argument("--steps", type=int, help="another number of steps, for a trial")
     options = parser.parse_args()
-    data = data_folder("wikipedia/, books/ and vocab/")
+    data = data_folder("wikipedia/ and books/")
     corpus = ["--corpus", str(data / "wikipedia"), "--corpus", str(data / "books")]
-    tokenizer = ["--tokenizer", str(data / "vocab" / "bert-base-uncased-vocab.txt")]  # that of MiniLM, too
     places = {"minilm-l6": str(weights_folder(options.work))}
     for group, runs in GROUPS.items():
         for name, arguments in runs.items():
@@ -64,7 +64,7 @@ def run_all() -> int:
             if options.steps is not None:
                 given += ["--steps", str(options.steps), "--eval-every", str(max(1, options.steps // 4))]
             folders = ["--out", str(options.work / name), "--cache", str(options.work / "corpus"), "--resume"]
-            if code := main(["pretrain", *corpus, *tokenizer, *given, *folders]):
+            if code := main(["pretrain", *corpus, *given, *folders]):
                 return code
             publish(group, options.work, options.out)
             print((options.out / group / "table.md").read_text(encoding="utf-8"))

@@ -13,6 +13,8 @@ from nystromformer.version import __version__
 
 RECORDS = "records.jsonl"
 CONFIG = "config.json"
+RESULTS = {"lra": "test_accuracy", "finetune": "score", "pretrain": "mlm_accuracy"}
+"""The metric of the record that a finished run of a training job ends with."""
 REPORTED_VERSIONS = ("torch", "transformers", "datasets", "numpy")
 
 
@@ -100,6 +102,19 @@ def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
                 if number == len(lines):  # no newline behind it: it was being written
                     continue
                 raise ValueError(f"{path}, line {number}: not a JSON object; remove the line.") from error
+
+
+def results(records: Iterable[dict[str, object]], job: str) -> list[dict[str, object]]:
+    """The records that finished runs of a training job ended with."""
+    return [record for record in records if record["job"] == job and record["metric"] == RESULTS[job]]
+
+
+def result_in(folder: str | Path) -> dict[str, object] | None:
+    """The record that the run in this folder ended with; None for one that is not finished or not begun."""
+    try:
+        return next((record for record in read_records(folder) if record["metric"] == RESULTS.get(record["job"])), None)
+    except FileNotFoundError:
+        return None
 
 
 def write_text(path: str | Path, text: str) -> None:

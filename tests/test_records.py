@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from nystromformer.records import Recorder, read_records, write_text
+from nystromformer.records import Recorder, read_records, result_in, results, write_text
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out_and_other_damage_named(tmp_path):
@@ -33,3 +33,17 @@ def test_a_file_is_whole_or_absent(tmp_path):
         write_text(path, "\ud800")
     assert json.loads(path.read_text()) == [1]
     assert [each.name for each in path.parent.iterdir()] == ["file.json"]
+
+
+def test_the_result_of_a_run_is_there_once_it_is_finished(tmp_path):
+    assert result_in(tmp_path / "absent") is None
+    run = Recorder(tmp_path / "run", job="lra", config={})
+    run.record("dev_accuracy", 0.3)
+    assert result_in(tmp_path / "run") is None
+    run.record("test_accuracy", 0.4)
+    assert result_in(tmp_path / "run")["value"] == 0.4
+    Recorder(tmp_path / "other", job="bench", config={}).record("time", 1.5)
+    assert result_in(tmp_path / "other") is None
+    records = list(read_records(tmp_path / "run", tmp_path / "other"))
+    assert [record["value"] for record in results(records, "lra")] == [0.4]
+    assert results(records, "pretrain") == []

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nystromformer.bench.table import Cell, cells, columns
-from nystromformer.report import lra_table
+from nystromformer.records import results
 
 Record = dict[str, object]
 NAMES = {"standard": "exact", "dense": "exact, n×n matrix", "nystrom-64": "nystrom-64 (ours)"}
@@ -19,14 +19,14 @@ def print_summary(records: list[Record]) -> None:
     console = Console()
     console.print(training_table(records))
     console.print(efficiency_table(records))
-    trained = lra_table.results(records)[0]
+    trained = results(records, "lra")[0]
     minutes = sum(seconds_of_parts(records).values()) / 60
     note = NOTE.format(examples=trained["examples_seen"], minutes=minutes)
     console.print(note, style="dim", highlight=False)
 
 
 def training_table(records: list[Record]) -> Table:
-    seconds, trained = seconds_of_parts(records), lra_table.results(records)
+    seconds, trained = seconds_of_parts(records), results(records, "lra")
     title = f"ListOps of up to {trained[0]['config']['max_length']} tokens"
     table = Table("attention", title=title, title_justify="left")
     for name in ("test accuracy", "most frequent class", "time"):

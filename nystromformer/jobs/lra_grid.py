@@ -11,10 +11,10 @@ from nystromformer.data.lra import TASKS, Splits, listops, local_folder, pathfin
 from nystromformer.data.lra.folders import check_options
 from nystromformer.errors import user_input
 from nystromformer.models.lra import lra_config
-from nystromformer.records import read_records, write_text
+from nystromformer.records import read_records, result_in, write_text
 from nystromformer.report.lra_table import lra_tables
 from nystromformer.training.arguments import check_device, on_cpu, parse_settings, processes
-from nystromformer.training.lra import Cell, arguments_of, prepare_cell, read_splits, result_of, run_cell
+from nystromformer.training.lra import Cell, arguments_of, prepare_cell, read_splits, run_cell
 from nystromformer.training.lra_recipes import ATTENTIONS, RECIPES, Legacy, Recipe
 from nystromformer.training.progress import counting
 from nystromformer.training.run import check_folder
@@ -127,7 +127,7 @@ def run_grid(options: LraOptions, say: Callable[[str], None]) -> None:
     for cell in options.cells:
         folder = options.folder_of(cell)
         arguments = arguments_of(cell, folder, options.device)
-        record = result_of(folder)
+        record = result_in(folder)
         if record is None:
             with user_input():
                 if cell.task != task:

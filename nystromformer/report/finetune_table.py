@@ -5,20 +5,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nystromformer.published import FINETUNING_EPOCHS, GLUE
-from nystromformer.records import table_markdown
+from nystromformer.records import results, table_markdown
 from nystromformer.report.lra_table import exact_first, with_published
 
 ORDER = ("sst2", "mrpc", "qnli", "qqp", "mnli", "mnli-mm", "imdb", "cola", "rte", "stsb", "wnli", "custom")
-RESULT = "score"
 PAPER_LENGTH = 512
 """Runs at most as long stand in the task's own column; longer ones have a column for their length."""
 NAMES = {"f1": "F1", "accuracy": "accuracy", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 Record = dict[str, object]
 
 
-def results(records: Iterable[Record]) -> list[Record]:
-    """The records of finished runs. Of a search, the best on the development part alone."""
-    found = [record for record in records if record["job"] == "finetune" and record["metric"] == RESULT]
+def best_results(records: Iterable[Record]) -> list[Record]:
+    """The results of finished runs. Of a search, the best on the development part alone."""
+    found = results(records, "finetune")
     best: dict[tuple, Record] = {}
     for record in found:
         config = record["config"]
@@ -32,7 +31,7 @@ def results(records: Iterable[Record]) -> list[Record]:
 def finetune_tables(records: Iterable[Record]) -> str:
     """Tables for each preset and model apart, so that a reduced run is never mistaken for the full one."""
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in results(records):
+    for record in best_results(records):
         groups[record["config"]["preset"], record["config"]["model"]].append(record)
     parts = []
     for (preset, model), found in groups.items():

@@ -5,22 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nystromformer.published import LRA
-from nystromformer.records import table_markdown
+from nystromformer.records import results, table_markdown
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-RESULT = "test_accuracy"
 Record = dict[str, object]
-
-
-def results(records: Iterable[Record]) -> list[Record]:
-    """The records of finished runs."""
-    return [record for record in records if record["job"] == "lra" and record["metric"] == RESULT]
 
 
 def lra_tables(records: Iterable[Record]) -> str:
     """One table for each preset, so that a reduced run is never mistaken for the full one, and one of the runs."""
     by_preset: dict[str, list[Record]] = defaultdict(list)
-    for record in results(records):
+    for record in results(records, "lra"):
         by_preset[record["config"]["preset"]].append(record)
     parts = []
     for preset, found in by_preset.items():

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from nystromformer.records import table_markdown
+from nystromformer.records import results, table_markdown
 
-RESULT = "mlm_accuracy"
 HEADER = (
     "attention", "start", "masked words", "sentence order", "steps", "batch × length", "tokens", "training time",
     "tokens/s", "parameters",
@@ -13,14 +12,9 @@ HEADER = (
 Record = dict[str, object]
 
 
-def results(records: Iterable[Record]) -> list[Record]:
-    """The records of finished runs."""
-    return [record for record in records if record["job"] == "pretrain" and record["metric"] == RESULT]
-
-
 def pretraining_table(records: Iterable[Record]) -> str:
     """One row for each finished run: validation accuracies, steps, tokens and time."""
-    rows = [_row(record) for record in results(records)]
+    rows = [_row(record) for record in results(records, "pretrain")]
     return table_markdown(HEADER, rows) + "\n" if rows else "No finished run.\n"
 
 

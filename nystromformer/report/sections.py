@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nystromformer.bench.plots import draw_plots
 from nystromformer.bench.table import cells, markdown
-from nystromformer.records import RECORDS, table_markdown, write_bytes
+from nystromformer.records import RECORDS, results, table_markdown, write_bytes
 from nystromformer.report import attention_maps, finetune_table, lra_table, pretraining_curves, pretraining_table
 from nystromformer.report.lra_curves import draw_dev_accuracy
 from nystromformer.report.page import Part, Picture, Section, anchor
@@ -80,7 +80,7 @@ def setup_text(setup: dict[str, object]) -> str:
 
 def long_range_arena(records: list[Record], figures: Path) -> Section:
     title, remedy = "Long Range Arena", "nystromformer lra all --preset mini --out runs/lra"
-    found = lra_table.results(records)
+    found = results(records, "lra")
     if not found:
         return Section(title, remedy=remedy)
     pictures = lra_pictures(records, found, figures / "lra")
@@ -103,7 +103,7 @@ def lra_pictures(records: list[Record], finished: list[Record], figures: Path) -
 
 def pretraining(records: list[Record], figures: Path) -> Section:
     title, remedy = "Pretraining", "nystromformer pretrain --corpus TEXT --tokenizer train --preset mini"
-    found = pretraining_table.results(records)
+    found = results(records, "pretrain")
     drawn = [r for r in records if r["metric"] in pretraining_curves.ACCURACIES]
     if not found and not drawn:
         return Section(title, remedy=remedy)
@@ -127,7 +127,7 @@ def pretraining(records: list[Record], figures: Path) -> Section:
 
 def fine_tuning(records: list[Record], figures: Path) -> Section:
     title, remedy = "Fine-tuning", "nystromformer finetune sst2 --model MODEL --data GLUE --out runs/finetune"
-    found = finetune_table.results(records)
+    found = finetune_table.best_results(records)
     if not found:
         return Section(title, remedy=remedy)
     tables = finetune_table.finetune_tables(found)

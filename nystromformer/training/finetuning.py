@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 
 from nystromformer.data.glue import TASKS, TextSplits
 from nystromformer.data.lra import as_is
-from nystromformer.records import Recorder, read_records, write_text
+from nystromformer.records import RESULTS, Recorder, result_in, write_text
 from nystromformer.training.arguments import processes, training_arguments
 from nystromformer.training.checkpoints import last_checkpoint, trainer_state
 from nystromformer.training.early_stopping import StopEarly, has_stalled
@@ -23,8 +23,6 @@ from nystromformer.training.run import finish, prepare_folder, train
 from nystromformer.training.text_examples import TokenizedTexts
 from nystromformer.training.trainer import ExactTrainer
 
-RESULT = "score"
-"""The record that a finished run ends with."""
 SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
 """Names of GLUE's submission files that are not the task's own."""
 HIGHEST_SCORE = 5.0
@@ -95,14 +93,6 @@ def arguments_of(cell: Cell, out: Path, device: str, train_examples: int, metric
     )
 
 
-def result_of(out: Path) -> dict[str, object] | None:
-    """The last record of a finished run; None for one that is not finished or not begun."""
-    try:
-        return next((record for record in read_records(out) if record["metric"] == RESULT), None)
-    except FileNotFoundError:
-        return None
-
-
 def run_cell(
     cell: Cell,
     data: FinetuningData,
@@ -124,7 +114,7 @@ def run_cell(
     with arguments.main_process_first():  # the others find the folder as it shall be
         if arguments.should_save:
             prepare_folder(out, config, resume)
-    if (done := result_of(out)) is not None:
+    if (done := result_in(out)) is not None:
         return done
     recorder = Recorder(out, job="finetune", config=config, seed=cell.seed)
     set_seed(cell.seed)
@@ -151,7 +141,7 @@ def run_cell(
     if arguments.should_save:
         record_result(recorder, trainer, cell, data, metrics[0], found)
     trainer.accelerator.wait_for_everyone()
-    return result_of(out)
+    return result_in(out)
 
 
 def end_where_stopped(trainer: ExactTrainer, metric: str, patience: int) -> None:
@@ -207,7 +197,7 @@ def record_result(
     part = next((name for name in data.test if name in found), dev)
     steps = trainer.state.global_step
     recorder.record(
-        RESULT,
+        RESULTS["finetune"],
         found[part][metric],
         name=metric,
         part=part,

@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from nystromformer.data.lra import TASKS, Examples, Splits, as_is
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.records import Recorder, read_records
+from nystromformer.records import RESULTS, Recorder, result_in
 from nystromformer.training.arguments import processes, training_arguments
 from nystromformer.training.lra_recipes import TEXT_LENGTH, Legacy, Recipe
 from nystromformer.training.order import examples_seen
@@ -20,9 +20,6 @@ from nystromformer.training.progress import ShowProgress
 from nystromformer.training.recording import Curves, Record
 from nystromformer.training.run import finish, prepare_folder, train
 from nystromformer.training.trainer import ExactTrainer
-
-RESULT = "test_accuracy"
-"""The record that a finished run ends with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +108,6 @@ def arguments_of(cell: Cell, out: Path, device: str) -> TrainingArguments:
     )
 
 
-def result_of(out: Path) -> dict[str, object] | None:
-    """The last record of a finished run; None for one that is not finished or not begun."""
-    try:
-        return next((record for record in read_records(out) if record["metric"] == RESULT), None)
-    except FileNotFoundError:
-        return None
-
-
 def prepare_cell(
     cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, resume: bool
 ) -> dict[str, object]:
@@ -152,7 +141,7 @@ def run_cell(
     if arguments.should_save:
         steps = trainer.args.max_steps
         recorder.record(
-            RESULT,
+            RESULTS["lra"],
             metrics["test_accuracy"],
             step=steps,
             examples_seen=examples_seen(steps, cell.recipe.batch_size, len(splits.train)),
@@ -164,7 +153,7 @@ def run_cell(
             parameters=trainer.model.num_parameters(),
         )
     trainer.accelerator.wait_for_everyone()
-    return result_of(out)
+    return result_in(out)
 
 
 def majority(examples: Examples) -> float:

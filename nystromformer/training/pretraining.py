@@ -10,7 +10,7 @@ from nystromformer.data.corpus.build import Corpus
 from nystromformer.data.corpus.examples import PretrainingExamples
 from nystromformer.data.lra import as_is
 from nystromformer.models import NystromformerForPreTraining
-from nystromformer.records import Recorder, read_records
+from nystromformer.records import RESULTS, Recorder, result_in
 from nystromformer.training.arguments import processes, training_arguments
 from nystromformer.training.pretraining_recipes import PretrainingRecipe
 from nystromformer.training.pretraining_trainer import (
@@ -22,9 +22,6 @@ from nystromformer.training.pretraining_trainer import (
 )
 from nystromformer.training.recording import Curves
 from nystromformer.training.run import finish, prepare_folder, train
-
-RESULT = "mlm_accuracy"
-"""The record that a finished run ends with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +74,6 @@ class Pretraining:
         )
 
 
-def result_of(out: Path) -> dict[str, object] | None:
-    """The last record of a finished run; None for one that is not finished or not begun."""
-    try:
-        return next((record for record in read_records(out) if record["metric"] == RESULT), None)
-    except FileNotFoundError:
-        return None
-
-
 def run_pretraining(
     run: Pretraining,
     model: NystromformerForPreTraining,
@@ -100,7 +89,7 @@ def run_pretraining(
     config = run.config(corpus, tokenizer)
     with arguments.main_process_first():  # the others find the folder as it shall be
         prepare_folder(out, config, resume or not arguments.should_save)
-    if (done := result_of(out)) is not None:
+    if (done := result_in(out)) is not None:
         return done
     recorder, clock = Recorder(out, job="pretrain", config=config, seed=run.seed), Clock()
     title = f"{run.recipe.size} {run.attention}" if run.source is None else f"{Path(run.source).name} {run.attention}"
@@ -126,7 +115,7 @@ def run_pretraining(
         metrics = next(entry for entry in reversed(state.log_history) if "eval_mlm_accuracy" in entry)
         seconds = clock.seconds or clock.seconds_of(state)  # a run killed after its last step does not train any more
         recorder.record(
-            RESULT,
+            RESULTS["pretrain"],
             metrics["eval_mlm_accuracy"],
             step=state.global_step,
             sop_accuracy=metrics.get("eval_sop_accuracy"),
@@ -139,5 +128,5 @@ def run_pretraining(
             corpus_tokens=corpus.tokens,
             parameters=trainer.model.num_parameters(),
         )
-    arguments.distributed_state.wait_for_everyone() if arguments.distributed_state else None
-    return result_of(out)
+    trainer.accelerator.wait_for_everyone()
+    return result_in(out)

@@ -18,7 +18,7 @@ from nystromformer import NystromformerForSequenceClassification
 from nystromformer.cli import main
 from nystromformer.data.glue import TASKS
 from nystromformer.records import read_records
-from nystromformer.report.finetune_table import finetune_tables, results
+from nystromformer.report.finetune_table import best_results, finetune_tables
 from nystromformer.training.finetuning_recipes import SEARCH_BATCH_SIZES, SEARCH_LEARNING_RATES
 
 
@@ -125,7 +125,7 @@ def test_the_search_takes_the_best_on_the_development_part(bert, data, tmp_path,
     assert {(r["config"]["batch_size"], r["config"]["learning_rate"]) for r in found} == {
         (batch, rate) for batch in (4, 8) for rate in (2e-5, 5e-5)
     }
-    (best,) = results(found)
+    (best,) = best_results(found)
     assert best["dev_score"] == max(record["dev_score"] for record in found)
     assert "best of a search" in finetune_tables(found)
 
