@@ -9,11 +9,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from nystromformer.bench.figures import save_figure
 
 ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
+CHANCE = {"dev_sop_accuracy": 0.5}
 TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
 """Settings that tell runs of one attention from one another, where they differ."""
 UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
@@ -76,6 +78,8 @@ def _draw(runs: list[Run], path: Path, label: str, place: Callable[[Point], floa
         for run in runs:
             points = run.points[metric]
             axes.plot([place(p) for p in points], [p["value"] for p in points], marker=".", label=run.label)
+        if metric in CHANCE:
+            _mark_chance(axes, CHANCE[metric])
         axes.set_title(f"{title}, validation accuracy")
         axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -83,3 +87,11 @@ def _draw(runs: list[Run], path: Path, label: str, place: Callable[[Point], floa
         axes.grid(alpha=0.3)
     panels[0].legend(frameon=False, fontsize=9)
     return save_figure(figure, path)
+
+
+def _mark_chance(axes: Axes, chance: float) -> None:
+    """A line, and at least ten points around it: so noise does not look like a difference."""
+    axes.axhline(chance, color="0.5", linestyle="--", linewidth=1, zorder=0)
+    axes.annotate("chance", (1, chance), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.4")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, chance - 0.1), max(high, chance + 0.1))
