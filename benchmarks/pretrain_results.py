@@ -2,7 +2,7 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
 
-About 40 minutes of one core for each of the four attentions and 30 for each way to start, after the corpus is
+About 40 minutes of one core for each of the four attentions and 20 for each way to start, after the corpus is
 tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at any time and started again:
 finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/` and `books/`.
 
@@ -17,25 +17,48 @@ import sys
 from pathlib import Path
 
 from result_runs import copy_records, data_folder, runs_in, weights_folder
+from transformers import AutoTokenizer, set_seed
 
 from nystromformer.cli import main
+from nystromformer.models import NystromformerForPreTraining, preset_config
 from nystromformer.records import read_records, write_text
 from nystromformer.report.pretraining_curves import draw_curves
 from nystromformer.report.pretraining_table import pretraining_table
+from nystromformer.training.pretraining_recipes import SIZES
 
 COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "8", "--micro-batch", "8"]
 ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]
 # The same steps for all, so that the curves differ by what an attention learns from a token and by its speed.
-ATTENTION = ["--size", "tiny", "--tokenizer", "train", "--vocab-size", "8000", "--steps", "5000", "--eval-every", "250"]
+BUDGET = ["--steps", "5000", "--eval-every", "250"]
+TINY = ["--size", "tiny", "--tokenizer", "train", "--vocab-size", "8000"]
 # One rate for both ways to start: the preset's 1e-3 would undo trained weights.
-START = ["--attention", "nystrom-64", "--steps", "250", "--eval-every", "25", "--set", "learning_rate=3e-4"]
+START = ["--attention", "nystrom-64", "--steps", "150", "--eval-every", "25", "--set", "learning_rate=3e-4"]
+WITHOUT_CONVOLUTION = "random-without-convolution"
 GROUPS: dict[str, dict[str, list[str]]] = {
-    "attentions": {name: ["--attention", name, *ATTENTION] for name in ATTENTIONS},
+    "attentions": {
+        **{name: ["--attention", name, *TINY, *BUDGET] for name in ATTENTIONS},
+        # The control: no attention but nystrom has a convolution over the values beside it.
+        "nystrom-64-without-convolution": ["--attention", "nystrom-64", "--from", WITHOUT_CONVOLUTION, *BUDGET],
+    },
     "starts": {
         "from-scratch": ["--size", "minilm", "--tokenizer", "minilm-l6", *START],
         "from-standard": ["--from", "minilm-l6", *START],
     },
 }
+
+
+def without_convolution(work: Path) -> Path:
+    """A model as `--size tiny` makes it for nystrom-64, less the convolution: random weights to start from."""
+    folder, tokens = work / WITHOUT_CONVOLUTION, work / "nystrom-64" / "tokenizer"
+    if not folder.exists() and tokens.exists():
+        tokenizer = AutoTokenizer.from_pretrained(tokens)
+        set_seed(0)
+        vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        options = {"attention": "nystrom-64", "conv_kernel_size": None, "max_position_embeddings": 512}
+        model = NystromformerForPreTraining(preset_config("bert-base", **SIZES["tiny"], **vocabulary, **options))
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
 
 
 def publish(group: str, work: Path, out: Path) -> None:
@@ -55,11 +78,14 @@ def run_all() -> int:
     options = parser.parse_args()
     data = data_folder("wikipedia/ and books/")
     corpus = ["--corpus", str(data / "wikipedia"), "--corpus", str(data / "books")]
-    places = {"minilm-l6": str(weights_folder(options.work))}
     for group, runs in GROUPS.items():
         for name, arguments in runs.items():
             if options.only and name not in options.only:
                 continue
+            places = {
+                "minilm-l6": str(weights_folder(options.work)),
+                WITHOUT_CONVOLUTION: str(without_convolution(options.work)),
+            }
             given = [*COMMON, *(places.get(argument, argument) for argument in arguments)]
             if options.steps is not None:
                 given += ["--steps", str(options.steps), "--eval-every", str(max(1, options.steps // 4))]
