@@ -43,14 +43,21 @@ def runs_of(records: Iterable[Record]) -> list[Run]:
 
 
 def _labels(configs: list[Record]) -> list[str]:
-    start = lambda config: "" if config["from"] is None else f", from {Path(config['from']).name}"
-    names = [config["attention"] + start(config) for config in configs]
+    names = [config["attention"] + _start(config, configs) for config in configs]
     labels = []
     for name, config in zip(names, configs, strict=True):
         alike = [other for other_name, other in zip(names, configs, strict=True) if other_name == name]
         telling = [each for each in TELLING if len({str(other.get(each)) for other in alike}) > 1]
         labels.append(", ".join([name, *(f"{each.replace('_', ' ')} {config.get(each)}" for each in telling)]))
     return labels
+
+
+def _start(config: Record, configs: list[Record]) -> str:
+    """Where a run's weights come from; said of random ones only beside a run of the same attention that has others."""
+    if config["from"] is not None:
+        return f", from {Path(config['from']).name}"
+    beside = any(other["from"] is not None and other["attention"] == config["attention"] for other in configs)
+    return ", from scratch" if beside else ""
 
 
 def _points(records: list[Record]) -> dict[str, list[Point]]:

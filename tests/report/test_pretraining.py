@@ -15,7 +15,9 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
         write_run(tmp_path / "d", attention="standard", **{"from": "models/minilm", "size": None}),
     ]
     found = runs_of(read_records(*runs))
-    assert [run.label for run in found] == ["linear, seed 0", "linear, seed 1", "standard", "standard, from minilm"]
+    assert [run.label for run in found] == [
+        "linear, seed 0", "linear, seed 1", "standard, from scratch", "standard, from minilm",
+    ]  # fmt: skip
     assert [point["value"] for point in found[0].points["dev_sop_accuracy"]] == [0.6, 0.7]
 
 
@@ -27,7 +29,8 @@ def test_all_runs_are_drawn_in_each_figure(tmp_path):
     ]  # fmt: skip
     for path in paths[1::2]:
         drawn = path.read_text()
-        for text in ("linear", "standard", "masked words, validation accuracy", "sentence order, validation accuracy"):
+        titles = ("masked words, validation accuracy", "sentence order, validation accuracy")
+        for text in ("linear", "standard", "chance", *titles):
             assert f"<!-- {text} -->" in drawn
     assert "<!-- minutes of training -->" in paths[3].read_text()
 
