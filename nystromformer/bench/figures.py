@@ -8,13 +8,16 @@ from matplotlib.figure import Figure
 
 from nystromformer.records import write_bytes
 
+UNDATED: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}}
+"""Formats, and what Matplotlib would write into them of the time of drawing."""
+
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write `path`.png and `path`.svg, close the figure, and return both paths."""
-    paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for each in paths:
+    """Write `path`.png and `path`.svg, close the figure and return both paths. One figure always gives the same bytes."""
+    for suffix, metadata in UNDATED.items():
         content = io.BytesIO()
-        figure.savefig(content, format=each.suffix[1:], dpi=150)
-        write_bytes(each, content.getvalue())
+        with pyplot.rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(content, format=suffix[1:], dpi=150, metadata=metadata)
+        write_bytes(path.with_suffix(suffix), content.getvalue())
     pyplot.close(figure)
-    return paths
+    return [path.with_suffix(suffix) for suffix in UNDATED]

@@ -33,6 +33,8 @@ def test_all_runs_are_drawn_in_each_figure(tmp_path):
         for text in ("linear", "standard", "chance", *titles):
             assert f"<!-- {text} -->" in drawn
     assert "<!-- minutes of training -->" in paths[3].read_text()
+    again = draw_curves(read_records(*runs), tmp_path / "again")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
 
 
 def test_the_table_shows_what_was_spent(tmp_path):
