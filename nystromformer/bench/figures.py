@@ -13,7 +13,7 @@ UNDATED: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}}
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write `path`.png and `path`.svg, close the figure and return both paths. One figure always gives the same bytes."""
+    """Write `path`.png and `path`.svg, close the figure and return both paths. One figure is always the same bytes."""
     for suffix, metadata in UNDATED.items():
         content = io.BytesIO()
         with pyplot.rc_context({"svg.hashsalt": path.name}):
