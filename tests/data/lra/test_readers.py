@@ -174,10 +174,7 @@ def test_folders_of_tasks_are_found_by_either_name(tmp_path):
     [("text", (22_500, 2_500, 25_000), 4_000), ("image", (45_000, 5_000, 10_000), 1024), ("retrieval", None, 4_000)],
 )
 def test_real_copies_are_read(name, sizes, length):
-    folder = task_folder(REAL_DATA, name)
-    if folder is None:
-        pytest.skip(f"no folder for {name} in {REAL_DATA}")
-    splits = TASKS[name].read(folder, length)
+    splits = TASKS[name].read(task_folder(REAL_DATA, name), length)
     found = tuple(len(part) for part in (splits.train, splits.dev, splits.test))
     assert sizes is None or found == sizes
     for part in (splits.train, splits.dev, splits.test):
