@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nystromformer.published import FINETUNING_EPOCHS, GLUE
+from nystromformer.published import FINETUNING_EPOCHS, GLUE, published_row
 from nystromformer.records import results, table_markdown
 from nystromformer.report.lra_table import exact_first, with_published
 
@@ -63,7 +63,7 @@ def score_table(found: list[Record]) -> str:
     columns = sorted(titles, key=_place)
     rows = []
     for attention in exact_first(attention for attention, _ in cells):
-        published = GLUE.get(attention, GLUE.get(attention.rsplit("-", 1)[0], {}))
+        published = published_row(GLUE, attention)
         row = [with_published(cells.get((attention, column), []), published.get(column)) for column in columns]
         rows.append([attention, *row])
     return table_markdown(["attention", *(titles[column] for column in columns)], rows)

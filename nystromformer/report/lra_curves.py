@@ -10,7 +10,7 @@ from matplotlib import pyplot
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from nystromformer.bench.figures import save_figure
-from nystromformer.published import LRA
+from nystromformer.published import LRA, published_row
 from nystromformer.records import RESULTS
 from nystromformer.report.lra_table import exact_first, with_published
 
@@ -26,7 +26,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
         color = f"C{number}"
         runs = _runs_of(found, attention)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
-        published = LRA.get(attention.rsplit("-", 1)[0], LRA.get(attention, {})).get(task)
+        published = published_row(LRA, attention).get(task)
         label = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label += f", {len(runs)} seeds"
