@@ -32,7 +32,8 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
             label += f", {len(runs)} seeds"
         for run in runs:
             points = [(r["step"], r["value"]) for r in run if r["metric"] == DEV]
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.7, label=label)
+            on_top = 2 + 1 / (1 + number)  # the first: what others are compared with must not be hidden
+            axes.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.7, label=label, zorder=on_top)
             label = None  # one entry of the legend for all seeds
         for record in tested:
             axes.plot(record["best_step"], record["value"], "o", color=color)
