@@ -63,7 +63,7 @@ def without_convolution(work: Path) -> Path:
     return folder
 
 
-WEIGHTS = {"minilm-l6": weights_folder, WITHOUT_CONVOLUTION: without_convolution}
+PLACEHOLDERS = {"minilm-l6": weights_folder, WITHOUT_CONVOLUTION: without_convolution}
 """What stands for a folder in the arguments above, and what gives that folder."""
 
 
@@ -88,7 +88,10 @@ def run_all() -> int:
         for name, arguments in runs.items():
             if options.only and name not in options.only:
                 continue
-            given = [*COMMON, *(str(WEIGHTS[each](options.work)) if each in WEIGHTS else each for each in arguments)]
+            given = [
+                *COMMON,
+                *(str(PLACEHOLDERS[each](options.work)) if each in PLACEHOLDERS else each for each in arguments),
+            ]
             if options.steps is not None:
                 given += ["--steps", str(options.steps), "--eval-every", str(max(1, options.steps // 4))]
             folders = ["--out", str(options.work / name), "--cache", str(options.work / "corpus"), "--resume"]

@@ -118,7 +118,9 @@ def test_show_completion_writes_what_bash_needs(path_with_the_command):
     assert "complete -o default -F _nystromformer_completion nystromformer" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.skipif(
+    shutil.which("bash") is None, reason="no bash here, whose completion this tests: apt-get install bash"
+)
 @pytest.mark.parametrize(
     "typed, completed", [("l", ["lra", "lra-data"]), ("bench --l", ["--lengths"]), ("report --o", ["--out"])]
 )

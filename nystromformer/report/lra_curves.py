@@ -23,7 +23,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
     figure, axes = pyplot.subplots(figsize=(8, 4.6), layout="constrained")
     for number, attention in enumerate(exact_first(r["config"]["attention"] for r in found if r["metric"] == DEV)):
-        color = f"C{number}"
+        color, on_top = f"C{number}", 2 + 1 / (1 + number)  # what others are compared with must not be hidden
         runs = _runs_of(found, attention)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
         published = published_row(LRA, attention).get(task)
@@ -32,7 +32,6 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
             label += f", {len(runs)} seeds"
         for run in runs:
             points = [(r["step"], r["value"]) for r in run if r["metric"] == DEV]
-            on_top = 2 + 1 / (1 + number)  # the first: what others are compared with must not be hidden
             axes.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.7, label=label, zorder=on_top)
             label = None  # one entry of the legend for all seeds
         for record in tested:
