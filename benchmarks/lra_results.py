@@ -4,9 +4,9 @@
 
 About an hour and a half on two cores for `mini`, and more than one hour for each run of `paper`. It can be stopped at
 any time and started again: finished runs are left alone, others go on where they stopped. Attention by attention, so
-that a column is whole early. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made. Records,
-tables and curves come to `--out`; models and data stay behind. `--only mini` or `--only paper` does a part, `--tasks`,
-`--attentions` and `--seeds` less. Parts that share no run may run side by side.
+that a column is whole early. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made and need none.
+Records, tables and curves come to `--out`; models and data stay behind. `--only mini` or `--only paper` does a part,
+`--tasks`, `--attentions` and `--seeds` less. Parts that share no run may run side by side.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PAPER = [("nystrom-64", 1), ("standard", 1), ("nystrom-64", 2), ("nystrom-64", 3
 SEEDS = sorted({seed for _, seed in PAPER})
 
 
-def run(preset: str, task: str, attention: str, seed: int, data: Path, work: Path) -> int:
+def run(preset: str, task: str, attention: str, seed: int, data: Path | None, work: Path) -> int:
     where = ["--data", str(data / FOLDERS[task])] if FOLDERS[task] else []
     out = work / preset / task / attention / f"seed-{seed}"
     given = ["lra", task, "--preset", preset, "--attention", attention, "--seed", str(seed), "--out", str(out)]
@@ -56,18 +56,18 @@ def run_all() -> int:
     parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS))
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS, help="of the paper's recipe")
     options = parser.parse_args()
-    data = data_folder("imdb/, cifar10/ and aan/")
     mini = [("mini", task, attention, 0) for attention in options.attentions for task in options.tasks]
     paper = [
         ("paper", "listops", attention, seed)
         for attention, seed in PAPER
         if attention in options.attentions and seed in options.seeds
     ]
-    for preset, task, attention, seed in mini + paper:
-        if options.only in (None, preset):
-            if code := run(preset, task, attention, seed, data, options.work):
-                return code
-            publish(preset, options.work, options.out)
+    runs = [each for each in mini + paper if options.only in (None, each[0])]
+    data = data_folder("imdb/, cifar10/ and aan/") if any(FOLDERS[task] for _, task, _, _ in runs) else None
+    for preset, task, attention, seed in runs:
+        if code := run(preset, task, attention, seed, data, options.work):
+            return code
+        publish(preset, options.work, options.out)
     return 0
 
 
