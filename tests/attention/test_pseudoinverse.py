@@ -87,8 +87,13 @@ def test_residual_is_the_relative_frobenius_error_of_each_matrix():
 
 
 def test_gradients_are_right():
-    # Rows of unequal sum: the norm of a softmax matrix is a maximum over ties, where no derivative exists.
-    A = (softmax_matrices(2, 5, 5) * torch.linspace(0.5, 1, 5)[:, None]).requires_grad_()
+    # A norm is a maximum, which has a derivative only where one sum is the largest. The rows of a softmax matrix all sum
+    # to 1, so each row of each matrix gets a sum of its own; with scaling by the batch, matrices compete as well.
+    A = softmax_matrices(2, 5, 5) * torch.linspace(0.5, 1, 10, dtype=torch.float64).view(2, 5, 1)
+    for sums in (A.sum(-1), A.sum(-2)):
+        gaps = [sums.sort(-1).values.diff().min(), sums.flatten().sort().values.diff().min()]
+        assert min(gaps) > 1e-3, "far more than the 1e-6 by which the numerical derivative moves an element"
+    A.requires_grad_()
     assert torch.autograd.gradcheck(iterative_pinv, A)
     assert torch.autograd.gradgradcheck(lambda A: iterative_pinv(A, 2), A)
     assert torch.autograd.gradcheck(lambda A: iterative_pinv(A, 3, "batch"), A)
