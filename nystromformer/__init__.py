@@ -2,6 +2,7 @@
 
 import importlib
 
+from nystromformer.errors import install_hint
 from nystromformer.version import __version__
 
 _HOMES = {
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise ImportError(f"{name} needs transformers: pip install 'nystromformer[models]'.") from error
+        raise ImportError(f"{name} needs transformers: {install_hint('models')}.") from error
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from nystromformer.errors import UserError
+from nystromformer.errors import UserError, missing_package, refuse
 from nystromformer.jobs.attention_map import attention_map
 from nystromformer.jobs.bench import bench
 from nystromformer.jobs.convert import convert
@@ -59,21 +59,14 @@ def main(arguments: list[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
             return 2
-        return _refuse(error.format_message())
+        return refuse(error.format_message())
     except UserError as error:
-        return _refuse(str(error))
+        return refuse(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "nystromformer").startswith("nystromformer"):
-            raise
-        return _refuse(f"needs {error.name}, which is not installed; pip install 'nystromformer[train,cli]'.")
+        return refuse(missing_package(error, "train", "cli"))
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return 130
-
-
-def _refuse(message: str) -> int:
-    print("nystromformer: " + " ".join(message.split()), file=sys.stderr)
-    return 2
 
 
 def entry() -> None:

@@ -15,7 +15,7 @@ RECORDS = "records.jsonl"
 CONFIG = "config.json"
 RESULTS = {"lra": "test_accuracy", "finetune": "score", "pretrain": "mlm_accuracy"}
 """The metric of the record that a finished run of a training job ends with."""
-REPORTED_VERSIONS = ("torch", "transformers", "datasets", "numpy")
+REPORTED_VERSIONS = ("torch", "transformers", "numpy")
 
 
 def versions() -> dict[str, str]:

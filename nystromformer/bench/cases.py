@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nystromformer.attention import build_attention
 from nystromformer.attention.checks import check_at_least, check_choice
 from nystromformer.attention.registry import parse_attention_name
+from nystromformer.errors import install_hint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PEERS = {"nystrom-attention": "nystrom_attention", "transformers": "transformers"}
@@ -70,7 +71,7 @@ def available_peers() -> dict[str, str]:
     reasons = {}
     for peer, module in PEERS.items():
         missing = importlib.util.find_spec(module) is None
-        reasons[peer] = f"not installed; pip install {peer}" if missing else ""
+        reasons[peer] = f"not installed; {install_hint('models', 'peers')}" if missing else ""
     return reasons
 
 

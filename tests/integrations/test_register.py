@@ -1,6 +1,7 @@
 """`register()`: Auto classes and pipelines load our models."""
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import nystromformer
+from nystromformer.errors import install_hint
 
 WORDS = ["[PAD]", "[UNK]", "[MASK]", "the", "cat", "sat", "on", "mat", "dog"]
 AUTO_CLASSES = {
@@ -69,6 +71,6 @@ def test_without_transformers_the_remedy_is_named(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(
-        ImportError, match=r"NystromformerModel needs transformers: pip install 'nystromformer\[models\]'"
+        ImportError, match=re.escape(f"NystromformerModel needs transformers: {install_hint('models')}")
     ):
         _ = nystromformer.NystromformerModel
