@@ -24,6 +24,12 @@ def finetune(
     attention: Annotated[
         str, typer.Option(help="Attentions by name, as standard,nystrom-64. [default: the model's own]")
     ] = "",
+    conv_kernel_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Taps of a trained skip convolution, odd, as the paper's 33; 0 for none. [default: as MODEL]"
+        ),
+    ] = None,
     preset: Annotated[str, typer.Option(help="paper, mini (minutes on two cores) or smoke (seconds).")] = "paper",
     out: Annotated[Path, typer.Option(help="Folder for records and models.")] = Path("runs/finetune"),
     seed: Annotated[int, typer.Option(help="Seed of new weights, dropout and the order of examples.")] = 0,
@@ -81,6 +87,7 @@ def finetune(
             tokenizer=tokenizer,
             data=data,
             attentions=attention,
+            conv_kernel_size=conv_kernel_size,
             columns=columns if text_column else None,
             preset=preset,
             out=out,

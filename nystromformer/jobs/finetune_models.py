@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar
 
-from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.attention.checks import check_odd
 from nystromformer.attention.nystrom_core import NystromOptions
-from nystromformer.attention.registry import parse_attention_name
+from nystromformer.attention.registry import ATTENTIONS, attention_options, parse_attention_name
+from nystromformer.integrations.added_convolution import FIELD, add_skip_convolution
+from nystromformer.integrations.attention_interface import OPERATIONS
 from nystromformer.jobs.convert import TOKENIZER_FILES, quiet_transformers
 from nystromformer.models import NystromformerConfig
 from nystromformer.models.conversion import convert_model, convert_own
@@ -54,6 +56,30 @@ class Source:
     def attention(self) -> str:
         """What it comes with."""
         return self.config().attention if self.is_own else "standard"
+
+    def conv_kernel_size(self, attention: str, given: int | None = None) -> int | None:
+        """Taps of the skip convolution that the model has with `attention`, None for none.
+
+        `given` is what was asked for, 0 for none: refused where the attention takes no convolution, or where a model of
+        Transformers was saved with another. Without it a model keeps what it has.
+        """
+        takes = takes_convolution(attention)
+        if given and not takes:
+            can = ", ".join(name for name in ATTENTIONS if takes_convolution(name))
+            raise ValueError(
+                f"--conv-kernel-size {given}: {attention} takes no convolution, only {can} do; leave out the option, or "
+                f"this attention."
+            )
+        if given:
+            check_odd("--conv-kernel-size", given)
+        field = "conv_kernel_size" if self.is_own else FIELD
+        has = getattr(self.config(), field, None) if takes else None
+        if given is not None and has is not None and not self.is_own and given != has:
+            raise ValueError(
+                f"--conv-kernel-size {given}: {self.name} was saved with convolutions of {has}, which it keeps; leave "
+                f"the option out."
+            )
+        return has if given is None else given or None
 
     @property
     def max_length(self) -> int | None:
@@ -101,48 +127,78 @@ class Source:
             )
 
 
+def interface_name(attention: str) -> str | None:
+    """What `attn_implementation=` calls an attention, None if Transformers' attention interface does not offer it.
+
+    >>> interface_name("nystrom-local-64"), interface_name("linear")
+    ('nystrom-local', None)
+    """
+    kind, _ = parse_attention_name(attention)
+    return next((name for name in OPERATIONS if ATTENTIONS[name] is kind), None)
+
+
+def takes_convolution(attention: str) -> bool:
+    """
+    >>> takes_convolution("nystrom-64"), takes_convolution("standard")
+    (True, False)
+    """
+    return "conv_kernel_size" in attention_options(parse_attention_name(attention)[0])
+
+
 def load_classifier(
-    source: Source, *, attention: str, max_length: int, labels: tuple[str, ...] | None
+    source: Source,
+    *,
+    attention: str,
+    max_length: int,
+    labels: tuple[str, ...] | None,
+    conv_kernel_size: int | None = None,
 ) -> PreTrainedModel:
     """The model with a head for `labels` (None: one number), `attention`, and room for `max_length` tokens.
 
-    Our own models get the attention by configuration. In others, `standard` is Transformers' own and `nystrom` goes in
-    through its attention interface (call `nystromformer.register()` before); for any other attention BERT-like models
-    are converted.
+    `conv_kernel_size` is as for `Source.conv_kernel_size`; a convolution that is new starts at zero.
+
+    Our own models get the attention by configuration. In others, `standard` is Transformers' own, and what its
+    attention interface offers goes in there (call `nystromformer.register()` before); for any other attention BERT-like
+    models are converted.
     """
     source.check_head(labels)
     source.check_length(max_length)
+    kernel_size = source.conv_kernel_size(attention, conv_kernel_size)
     longer = max_length if source.max_length is not None and max_length > source.max_length else None
     with quiet_transformers():
         if source.is_own:
             model = loaded(source, source.config(**head_fields(labels)))
-            changes = {} if attention == source.attention else {"attention": attention}
+            changes: dict[str, object] = {} if attention == source.attention else {"attention": attention}
+            if takes_convolution(attention) and kernel_size != source.config().conv_kernel_size:
+                changes["conv_kernel_size"] = kernel_size
             return convert_own(model, max_length=longer, **changes).model if changes or longer else model
-        kind, size = parse_attention_name(attention)
         config = source.config(**head_fields(labels))
-        if kind is NystromSelfAttention:
+        if (name := interface_name(attention)) is not None:
+            _, size = parse_attention_name(attention)
             config.num_landmarks = size.get("num_landmarks", NystromOptions.num_landmarks)
-            for name in ATTENTION_DROPOUTS:
-                if hasattr(config, name):
-                    setattr(config, name, 0.0)
-            model = loaded(source, config, attn_implementation="nystrom")
+            for dropout in ATTENTION_DROPOUTS:
+                if hasattr(config, dropout):
+                    setattr(config, dropout, 0.0)
+            model = loaded(source, config, attn_implementation=name)
         else:
             model = loaded(source, config)  # with the fastest exact attention that it has
             if attention != "standard":
                 return convert_model(model, max_length=longer, attention=attention).model
-        return with_positions(model, longer) if longer else model
+        model = with_positions(model, longer) if longer else model
+        return model if kernel_size is None else add_skip_convolution(model, kernel_size)
 
 
-def check_attention(source: Source, attention: str) -> None:
-    """Refuse attentions that are unknown, or that this model can't be given."""
-    kind, _ = parse_attention_name(attention)
+def check_attention(source: Source, attention: str, conv_kernel_size: int | None = None) -> None:
+    """Refuse attentions that are unknown, or that this model can't be given, or not with this convolution."""
+    offered = attention == "standard" or interface_name(attention) is not None
     if source.is_own:
         source.config(attention=attention, num_landmarks=None)
-    elif kind is not NystromSelfAttention and attention != "standard" and source.config().model_type not in LAYOUTS:
+    elif not offered and source.config().model_type not in LAYOUTS:
         raise ValueError(
             f"--attention {attention}: {source.name} is of type {source.config().model_type!r}, which can only have "
-            f"standard and nystrom; models of type {', '.join(LAYOUTS)} can be converted to any other."
+            f"standard, {' and '.join(OPERATIONS)}; models of type {', '.join(LAYOUTS)} can be converted to any other."
         )
+    source.conv_kernel_size(attention, conv_kernel_size)
 
 
 def head_fields(labels: tuple[str, ...] | None) -> dict[str, object]:

@@ -35,6 +35,8 @@ class FinetuneOptions:
     tokenizer: str = ""
     data: str = ""
     attentions: str = ""
+    conv_kernel_size: int | None = None
+    """Of all attentions; None leaves each model with what it has, 0 without."""
     columns: Columns | None = None
     preset: str = "paper"
     out: Path
@@ -73,7 +75,7 @@ class FinetuneOptions:
         if self.columns is not None and not self.data:
             raise ValueError(f"TASK {CUSTOM}: needs --data, a file or a folder with train.csv or the like.")
         for attention in self.all_attentions:
-            check_attention(self.source, attention)
+            check_attention(self.source, attention, self.conv_kernel_size)
         if self.max_length is not None:
             self.source.check_length(self.max_length)
         for cell in self.cells:
@@ -136,6 +138,7 @@ class FinetuneOptions:
                 task=task,
                 model=self.model,
                 attention=attention,
+                conv_kernel_size=self.source.conv_kernel_size(attention, self.conv_kernel_size),
                 seed=seed,
                 preset=self.preset,
                 recipe=recipe,
@@ -158,7 +161,7 @@ class FinetuneOptions:
         """A single run has the whole folder."""
         if len(self.cells) == 1:
             return self.out
-        folder = self.out / cell.task / cell.attention / f"seed-{cell.seed}"
+        folder = self.out / cell.task / cell.variant / f"seed-{cell.seed}"
         return folder / f"batch-{cell.recipe.batch_size}-rate-{cell.recipe.learning_rate:g}" if self.search else folder
 
 
@@ -180,6 +183,7 @@ def run_sweep(options: FinetuneOptions, say: Callable[[str], None]) -> None:
             load_classifier,
             options.source,
             attention=cell.attention,
+            conv_kernel_size=options.conv_kernel_size,
             max_length=cell.recipe.max_length,
             labels=data.splits.labels,
         )
@@ -195,7 +199,7 @@ def run_sweep(options: FinetuneOptions, say: Callable[[str], None]) -> None:
         )
         if arguments.should_save:
             say(
-                f"{cell.task}, {cell.attention}, seed {cell.seed}: {NAMES[record['name']]} "
+                f"{cell.task}, {cell.variant}, seed {cell.seed}: {NAMES[record['name']]} "
                 f"{100 * record['value']:.2f} on {record['scored_examples'][record['part']]:,} examples "
                 f"({record['part']}), after {record['step']:,} steps and {record['examples_seen']:,} examples"
             )

@@ -22,7 +22,7 @@ def best_results(records: Iterable[Record]) -> list[Record]:
     for record in found:
         config = record["config"]
         if config["search"]:
-            key = (config["model"], config["preset"], _column(config), config["attention"], record["seed"])
+            key = (config["model"], config["preset"], _column(config), variant(config), record["seed"])
             if key not in best or record["dev_score"] > best[key]["dev_score"]:
                 best[key] = record
     return [record for record in found if not record["config"]["search"]] + list(best.values())
@@ -53,20 +53,33 @@ def is_shortened(record: Record) -> bool:
 
 
 def score_table(found: list[Record]) -> str:
-    """Attentions × tasks. With several seeds: mean ± standard deviation."""
+    """Attentions × tasks, with and without a convolution apart. With several seeds: mean ± standard deviation."""
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
     titles: dict[str, str] = {}
+    attentions: dict[str, str] = {}
     for record in found:
+        name = variant(record["config"])
+        attentions[name] = record["config"]["attention"]
         for column, title, value in columns_of(record):
-            cells[record["config"]["attention"], column].append(100 * value)
+            cells[name, column].append(100 * value)
             titles[column] = title
     columns = sorted(titles, key=_place)
     rows = []
-    for attention in exact_first(attention for attention, _ in cells):
-        published = published_row(GLUE, attention)
-        row = [with_published(cells.get((attention, column), []), published.get(column)) for column in columns]
-        rows.append([attention, *row])
+    for name in exact_first(attentions):
+        published = published_row(GLUE, attentions[name])
+        row = [with_published(cells.get((name, column), []), published.get(column)) for column in columns]
+        rows.append([name, *row])
     return table_markdown(["attention", *(titles[column] for column in columns)], rows)
+
+
+def variant(config: dict[str, object]) -> str:
+    """The attention as it stands in tables. Older records, which say nothing of a convolution, had none.
+
+    >>> variant({"attention": "nystrom-64", "conv_kernel_size": 33}), variant({"attention": "nystrom-64"})
+    ('nystrom-64 + conv 33', 'nystrom-64')
+    """
+    size = config.get("conv_kernel_size")
+    return config["attention"] + (f" + conv {size}" if size else "")
 
 
 def columns_of(record: Record) -> list[tuple[str, str, float]]:
@@ -86,7 +99,8 @@ def runs_table(found: list[Record]) -> str:
         settings = [f"{name}={value}" for name, value in config["settings"].items()]
         key = (
             _column(config),
-            config["attention"],
+            variant(config),
+            f"{record['parameters']:,}" if "parameters" in record else "–",
             f"{record['train_examples']:,}",
             f"{record['scored_examples'][record['part']]:,} ({record['part']})",
             f"{record['step']:,}",
@@ -101,8 +115,8 @@ def runs_table(found: list[Record]) -> str:
         [*key, further_scores(alike), ", ".join(sorted({str(record["seed"]) for record in alike}))]
         for key, alike in sorted(runs.items(), key=lambda item: _place(item[0][0]))
     ]
-    header = ["task", "attention", "train", "scored", "steps", "batch", "learning rate", "length", "mean length"]
-    return table_markdown([*header, "settings", "further scores", "seeds"], rows)
+    header = ["task", "attention", "parameters", "train", "scored", "steps", "batch", "learning rate", "length"]
+    return table_markdown([*header, "mean length", "settings", "further scores", "seeds"], rows)
 
 
 def further_scores(alike: list[Record]) -> str:

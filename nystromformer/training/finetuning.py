@@ -36,6 +36,8 @@ class Cell:
     task: str
     model: str
     attention: str
+    conv_kernel_size: int | None
+    """Of the skip convolution that the model has with this attention."""
     seed: int
     preset: str
     recipe: Recipe
@@ -45,12 +47,18 @@ class Cell:
     """Fields of `TrainingArguments` that the user has set."""
     dtype: str
 
+    @property
+    def variant(self) -> str:
+        """What tells it from others in a sweep, also as a folder: the attention, and its convolution if it has one."""
+        return self.attention + (f"-conv-{self.conv_kernel_size}" if self.conv_kernel_size else "")
+
     def config(self) -> dict[str, object]:
         """As it is noted in the folder and in each record."""
         return {
             "task": self.task,
             "model": self.model,
             "attention": self.attention,
+            "conv_kernel_size": self.conv_kernel_size,
             "preset": self.preset,
             **{name: value for name, value in vars(self.recipe).items() if value is not None},
             "search": self.search,
@@ -118,7 +126,7 @@ def run_cell(
         return done
     recorder = Recorder(out, job="finetune", config=config, seed=cell.seed)
     set_seed(cell.seed)
-    callbacks = [ShowProgress(f"{cell.task} {cell.attention} seed {cell.seed}"), Record(recorder), Curves(out)]
+    callbacks = [ShowProgress(f"{cell.task} {cell.variant} seed {cell.seed}"), Record(recorder), Curves(out)]
     patience = cell.recipe.patience
     trainer = ExactTrainer(
         model=load_model(),

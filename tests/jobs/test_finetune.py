@@ -94,6 +94,38 @@ def test_standard_and_nystrom_in_one_sweep_with_one_table(bert, data, tmp_path, 
     assert any(line.startswith("| nystrom-4 |") and "(91.40)" in line for line in table.splitlines())
 
 
+def test_runs_with_and_without_a_convolution_stand_apart(bert, data, tmp_path):
+    out, options = tmp_path / "sweep", ("--attention", "nystrom-4,nystrom-local-4", "--steps", 2)
+    with_conv = (*options, "--conv-kernel-size", 5)
+    assert smoke("sst2", bert, data, out, *options) == 0
+    assert smoke("sst2", bert, data, out, *with_conv) == 0
+    folders = sorted(path.name for path in (out / "sst2").iterdir())
+    assert folders == ["nystrom-4", "nystrom-4-conv-5", "nystrom-local-4", "nystrom-local-4-conv-5"]
+    found = scores_of(out)
+    parameters = {(r["config"]["attention"], r["config"]["conv_kernel_size"]): r["parameters"] for r in found}
+    taps = SIZES["num_hidden_layers"] * SIZES["num_attention_heads"] * 5
+    for attention in ("nystrom-4", "nystrom-local-4"):
+        assert parameters[attention, 5] == parameters[attention, None] + taps
+    assert parameters["nystrom-4", None] == parameters["nystrom-local-4", None], "both by the same door"
+    table = finetune_tables(found)
+    for name in ("nystrom-4", "nystrom-4 + conv 5", "nystrom-local-4", "nystrom-local-4 + conv 5"):
+        assert re.search(rf"^\| {re.escape(name)} \| [\d.]+ ", table, re.MULTILINE), name
+    assert f"| nystrom-4 + conv 5 | {parameters['nystrom-4', 5]:,} |" in table
+    state = load_file(out / "sst2" / "nystrom-4-conv-5" / "seed-0" / "model" / "model.safetensors")
+    assert any(tensor.any() for name, tensor in state.items() if "skip_convolution" in name), "it is trained"
+    before = (out / "table.md").read_text()
+    assert smoke("sst2", bert, data, out, *with_conv, "--resume") == 0
+    assert (out / "table.md").read_text() == before
+
+
+def test_a_run_with_a_convolution_is_not_resumed_without_it(bert, data, tmp_path, capsys):
+    options = ("sst2", "--model", bert, "--data", data, "--out", tmp_path, "--preset", "smoke", "--steps", 1)
+    assert run(*options, "--attention", "nystrom-4", "--conv-kernel-size", 5) == 0
+    line = refusal(capsys, *options, "--attention", "nystrom-4", "--resume")
+    assert "--resume with conv_kernel_size=None" in line
+    assert "says 5" in line
+
+
 def test_other_attentions_convert_the_model(bert, data, tmp_path):
     assert smoke("rte", bert, data, tmp_path / "run", "--attention", "linear", "--max-length", 100) == 0
     model = NystromformerForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
@@ -130,7 +162,11 @@ def test_the_search_takes_the_best_on_the_development_part(bert, data, tmp_path,
     assert "best of a search" in finetune_tables(found)
 
 
-@pytest.mark.parametrize("more", [(), ("--patience", 1)], ids=["whole", "stopped-early"])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--patience", 1), ("--attention", "nystrom-local-4", "--conv-kernel-size", 5)],
+    ids=["whole", "stopped-early", "with-convolution"],
+)
 def test_a_killed_run_goes_on_to_the_same_weights(bert, data, tmp_path, monkeypatch, more):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = ("--steps", 14, "--learning-rate", 1e-3, *more)
@@ -145,8 +181,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(bert, data, tmp_path, monkeypa
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     (one,), (other,) = scores_of(whole), scores_of(killed)
     assert (one["value"], one["step"], one["best_step"]) == (other["value"], other["step"], other["best_step"])
-    if more:
-        assert one["step"] < 14
+    assert (one["step"] < 14) == ("--patience" in more)
 
 
 def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, tmp_path, monkeypatch):
@@ -203,6 +238,14 @@ def test_bad_input_is_one_line_that_names_the_remedy(bert, data, tmp_path, capsy
         (("stsb", "--model", three, *common), "its head has 3 outputs, the task needs one number"),
         (("sst2", "--model", tmp_path / "no", *common), "no such folder"),
         (("sst2", "--model", bert, *common, "--attention", "nystrm"), "Did you mean 'nystrom'"),
+        (
+            ("sst2", "--model", bert, *common, "--attention", "standard,nystrom-8", "--conv-kernel-size", 33),
+            "--conv-kernel-size 33: standard takes no convolution, only nystrom, nystrom-local do",
+        ),
+        (
+            ("sst2", "--model", bert, *common, "--attention", "nystrom-8", "--conv-kernel-size", 4),
+            "--conv-kernel-size=4: must be odd",
+        ),
         (("sst2", "--model", bert, *common, "--seeds", "a"), "--seeds a: must be whole numbers"),
         (("sst2", "--model", bert, *common, "--search", "--batch-size", 8), "leave out --batch-size"),
         (("sst2", "--model", bert, *common, "--text-column", "x"), "the columns of other tasks are known"),
@@ -231,7 +274,9 @@ def test_encoders_of_other_types_take_nystrom_and_refuse_the_rest(data, tmp_path
     write_tokenizer(folder)
     assert run("sst2", "--model", folder, "--out", tmp_path / "b", "--attention", "nystrom-4", *common) == 0
     line = refusal(capsys, "sst2", "--model", folder, "--out", tmp_path / "c", "--attention", "linear", *common)
-    assert "which can only have standard and nystrom" in line
+    assert "which can only have standard, nystrom and nystrom-local" in line
+    local = ("--attention", "nystrom-local-4", "--conv-kernel-size", 5)
+    assert run("sst2", "--model", folder, "--out", tmp_path / "d", *local, *common) == 0
     line = refusal(capsys, "sst2", "--model", folder, "--out", tmp_path / "c", *common, "--max-length", 1024)
     assert "can't be tiled" in line
 

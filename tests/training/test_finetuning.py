@@ -5,13 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from glue_files import sentence
 from small_bert import write_bert
 
 import nystromformer
+from nystromformer.attention import SkipConvolution
 from nystromformer.data.glue import Texts
 from nystromformer.jobs.finetune_models import Source, load_classifier
-from nystromformer.report.finetune_table import finetune_tables
+from nystromformer.models.conversion import convert_model
+from nystromformer.report.finetune_table import best_results, finetune_tables
 from nystromformer.training.early_stopping import has_stalled
 from nystromformer.training.finetuning import predictions
 from nystromformer.training.finetuning_recipes import RECIPES, Recipe
@@ -35,9 +38,12 @@ def texts() -> Texts:
     return Texts(firsts, [sentence(i + 1) for i in range(12)], np.arange(12) % 2)
 
 
-def classifier(source: Source, attention: str, max_length: int = 64) -> torch.nn.Module:
+def classifier(
+    source: Source, attention: str, max_length: int = 64, conv_kernel_size: int | None = None
+) -> torch.nn.Module:
     torch.manual_seed(3)
-    return load_classifier(source, attention=attention, max_length=max_length, labels=LABELS).eval()
+    options = {"max_length": max_length, "conv_kernel_size": conv_kernel_size}
+    return load_classifier(source, attention=attention, labels=LABELS, **options).eval()
 
 
 def test_scores_are_those_of_their_formulas():
@@ -72,7 +78,7 @@ def test_batches_are_padded_to_their_longest_and_say_what_is_padding(source, tex
     assert tokenize(texts, source.tokenizer(), 16, with_types=False).lengths.max() == 16
 
 
-@pytest.mark.parametrize("attention", ["standard", "nystrom-4", "longformer-9"])
+@pytest.mark.parametrize("attention", ["standard", "nystrom-4", "nystrom-local-4", "longformer-9"])
 @torch.no_grad()
 def test_an_example_has_the_same_logits_alone_and_in_a_padded_batch(source, texts, attention):
     model, examples = classifier(source, attention), tokenize(texts, source.tokenizer(), 64, with_types=True)
@@ -98,6 +104,49 @@ def test_a_longer_model_computes_the_same_for_short_texts(source, texts, attenti
     batch = tokenize(texts, source.tokenizer(), 64, with_types=True).batch(range(12))
     short, long = (classifier(source, attention, length)(**batch).logits for length in (64, 200))
     torch.testing.assert_close(short, long)
+
+
+@pytest.mark.parametrize("attention", ["nystrom-4", "nystrom-local-4"])
+@pytest.mark.parametrize("max_length", [64, 200])
+@torch.no_grad()
+def test_a_convolution_starts_at_zero_in_a_model_of_transformers(source, texts, attention, max_length):
+    batch = tokenize(texts, source.tokenizer(), 64, with_types=True).batch(range(12))
+    without, with_conv = (classifier(source, attention, max_length, size) for size in (None, 5))
+    torch.testing.assert_close(with_conv(**batch).logits, without(**batch).logits)
+    for model in (without, with_conv):
+        assert type(model) is transformers.BertForSequenceClassification
+        assert model.config._attn_implementation == attention.removesuffix("-4")
+    added = {name: p for name, p in with_conv.named_parameters() if name not in dict(without.named_parameters())}
+    assert [tuple(p.shape) for p in added.values()] == [(2, 1, 5, 1)] * 2, "one in each layer"
+    next(iter(added.values())).normal_()
+    assert (with_conv(**batch).logits - without(**batch).logits).abs().max() > 1e-2, "it is used"
+
+
+def test_a_saved_convolution_is_kept_and_another_refused(source, tmp_path):
+    model = classifier(source, "nystrom-4", conv_kernel_size=5)
+    weight = model.bert.encoder.layer[0].attention.self.skip_convolution.weight
+    torch.nn.init.normal_(weight)
+    model.save_pretrained(tmp_path)
+    saved = Source(name=str(tmp_path))
+    assert saved.conv_kernel_size("nystrom-local-8") == 5
+    assert saved.conv_kernel_size("standard") is None
+    again = classifier(saved, "nystrom-local-8")
+    assert torch.equal(again.bert.encoder.layer[0].attention.self.skip_convolution.weight, weight)
+    for given in (0, 7):
+        with pytest.raises(ValueError, match=f"--conv-kernel-size {given}: .* was saved with convolutions of 5"):
+            saved.conv_kernel_size("nystrom-4", given)
+
+
+def test_our_own_models_keep_change_or_drop_their_convolution(source, tmp_path):
+    bert = classifier(source, "standard")
+    convert_model(bert, attention="nystrom-4", conv_kernel_size=5).model.save_pretrained(tmp_path)
+    own = Source(name=str(tmp_path))
+    for given, expected in ((None, 5), (7, 7), (0, None)):
+        assert own.conv_kernel_size("nystrom-8", given) == expected
+        model = classifier(own, "nystrom-8", conv_kernel_size=given)
+        sizes = [module.weight.shape[2] for module in model.modules() if isinstance(module, SkipConvolution)]
+        assert sizes == ([expected] * 2 if expected else [])
+    assert own.conv_kernel_size("linear") is None
 
 
 def test_predictions_come_in_the_order_of_the_part(source, texts):
@@ -146,6 +195,20 @@ def test_the_table_has_the_papers_beside_ours():
     assert "| nystrom-64 | 80.00 (80.90) | 81.00 (82.20) | 91.00 (93.20) | 92.00 (93.00) |" in lines
     assert "| standard | 75.00 ± 7.07 (82.40) | 76.00 ± 7.07 (82.40) | – (93.30) | – |" in lines
     assert finetune_tables([]) == "No finished run.\n"
+
+
+def test_the_table_keeps_runs_with_and_without_a_convolution_apart():
+    with_conv = [record("imdb", "nystrom-64", value, seed, conv_kernel_size=33) for seed, value in ((1, 0.9), (2, 0.8))]
+    old = record("imdb", "nystrom-64", 0.7)  # a record that does not know of convolutions
+    without = record("imdb", "nystrom-64", 0.6, seed=1, conv_kernel_size=None) | {"parameters": 22_713_986}
+    lines = finetune_tables([*with_conv, old, without]).splitlines()
+    assert "| nystrom-64 + conv 33 | 85.00 ± 7.07 (93.20) |" in lines
+    assert "| nystrom-64 | 65.00 ± 7.07 (93.20) |" in lines
+    assert sum("| nystrom-64 + conv 33 | – |" in line for line in lines) == 1
+    assert sum("| nystrom-64 | – |" in line for line in lines) == 1
+    assert sum("| nystrom-64 | 22,713,986 |" in line for line in lines) == 1
+    searched = [record("mrpc", "nystrom-64", 0.8, search=True, conv_kernel_size=size) for size in (None, 33)]
+    assert len(best_results(searched)) == 2, "the best of each, not of both"
 
 
 @pytest.mark.parametrize("changes", [{"epochs": 2.0}, {"train_examples": 1000}, {"steps": 9}])
