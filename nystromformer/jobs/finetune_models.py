@@ -67,8 +67,8 @@ class Source:
         if given and not takes:
             can = ", ".join(name for name in ATTENTIONS if takes_convolution(name))
             raise ValueError(
-                f"--conv-kernel-size {given}: {attention} takes no convolution, only {can} do; leave out the option, or "
-                f"this attention."
+                f"--conv-kernel-size {given}: {attention} takes no convolution, only {can} do; leave out the option "
+                f"or this attention."
             )
         if given:
             check_odd("--conv-kernel-size", given)
