@@ -9,6 +9,9 @@
 Nothing is left out: a line of another program fails until it is named here.
 """
 
+import re
+from importlib import metadata
+
 import pytest
 from documented_commands import (
     PAGES,
@@ -96,6 +99,8 @@ def check(command, monkeypatch, capfd):
     elif program == "make":
         assert set(arguments) <= make_targets(), f"{command}: no such target"
         how = "a target"
+    elif program == "pip":
+        how = check_pip(arguments)
     else:
         assert command.startswith(NOT_OURS), f"{command}: say in this file what is to be done with it"
         how = "not ours"
@@ -143,6 +148,15 @@ def check_script(arguments):
     return "a script with these options"
 
 
+def check_pip(arguments):
+    """The checkout, or the distribution that is installed, with extras that it has; nothing else."""
+    name, extras = re.fullmatch(r"install (?:--editable )?([\w.-]+)(?:\[([\w,]+)\])?", " ".join(arguments)).groups("")
+    ours = metadata.metadata("nystromformer-torch")
+    assert name in (".", ours["Name"]), f"{name}: another package than {ours['Name']}"
+    assert set(filter(None, extras.split(","))) <= set(ours.get_all("Provides-Extra")), f"{extras}: no such extra"
+    return "an extra of ours"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_mentioned_in_the_text_exist(page):
     for mention in mentions(page.read_text(encoding="utf-8")):
@@ -179,6 +193,7 @@ def test_each_job_has_one_command_that_is_executed():
         "python benchmarks/fidelity.py --modle path/to/MiniLM",
         "make dmeo",
         "pip install nystromformer",
+        "pip install .[modles]",
     ],
 )
 def test_a_wrong_command_would_be_found(command, stand_ins, monkeypatch, capfd):
