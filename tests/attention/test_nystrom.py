@@ -164,14 +164,16 @@ def test_batch_scaling_is_what_published_code_does_and_depends_on_the_batch():
     assert (whole[:1] - alone).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("options", [{"landmarks": "kmeans"}, {"pinv": "exact"}, {"pinv_iterations": 20}])
-def test_options_change_the_approximation_and_stay_close_to_it(options):
-    query, key, value = qkv(n=256, d=8, spread=0.5)
+@pytest.mark.parametrize(
+    "options, bound", [({"landmarks": "kmeans"}, 0.05), ({"pinv": "exact"}, 0.005), ({"pinv_iterations": 20}, 0.005)]
+)
+def test_options_come_closer_to_exact_attention_where_it_is_smooth(options, bound):
+    """The mean of all values, which is what attention that sees nothing gives, is the error to compare with."""
+    query, key, value = qkv(n=128, d=8, spread=0.25)
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     error = lambda out: ((out - exact).norm() / exact.norm()).item()
-    plain, other = nystrom_attention(query, key, value, 32), nystrom_attention(query, key, value, 32, **options)
-    assert not torch.equal(plain, other)
-    assert error(other) < 1.0
+    plain, other = nystrom_attention(query, key, value, 64), nystrom_attention(query, key, value, 64, **options)
+    assert error(other) < bound < 0.9 * error(plain) < 0.8 * error(value.mean(2, keepdim=True))
 
 
 def test_scale_multiplies_the_logits():
@@ -182,11 +184,11 @@ def test_scale_multiplies_the_logits():
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-@pytest.mark.parametrize("conv", [False, True], ids=["no-conv", "conv"])
-@pytest.mark.parametrize("n, s, m", [(11, 11, 4), (5, 5, 8), (9, 14, 4), (3, 9, 4)])
+@pytest.mark.parametrize(
+    "n, s, m, conv",  # a convolution adds to each query what is at its own place, so that there must be as many keys
+    [(11, 11, 4, False), (11, 11, 4, True), (5, 5, 8, False), (5, 5, 8, True), (9, 14, 4, False), (3, 9, 4, False)],
+)
 def test_gradients_are_right(n, s, m, conv, masked):
-    if conv and n != s:
-        conv = False
     tensors = [x.requires_grad_() for x in qkv(b=2, h=2, n=n, s=s, d=3, e=2)]
     kernel = draw(2, 3).requires_grad_() if conv else None
     query_mask, key_mask = (random_mask(2, n), random_mask(2, s, 1)) if masked else (None, None)
@@ -214,16 +216,15 @@ def test_gradients_of_the_weights_are_right():
 def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, spread):
     tensors = [x.to(dtype) for x in qkv(n=n, d=32, spread=spread, dtype=torch.float32)]
     mask = random_mask(2, n) if masked else None
-    kernel = (0.1 * draw(2, 33)).to(dtype)
+    kernel, upstream = (0.1 * draw(2, 33)).to(dtype), draw(2, 2, n, 32, seed=4, dtype=dtype)
     results = []
     for cast in (dtype, torch.float32):
         inputs = [x.to(cast).detach().requires_grad_() for x in (*tensors, kernel)]
         out = nystrom_attention(*inputs[:3], m, mask, mask, inputs[3])
-        assert out.dtype == cast
-        results.append((out, *torch.autograd.grad(out.float().square().mean(), inputs)))
-    half, full = results
-    assert (half[0].float() - full[0]).norm() <= 0.02 * full[0].norm()
-    assert all(x.isfinite().all() for x in half)
+        results.append((out, *torch.autograd.grad(out, inputs, upstream.to(cast))))
+    for half, full in zip(*results, strict=True):  # the output, then the gradients
+        assert half.dtype == dtype
+        assert (half.float() - full).norm() <= 0.02 * full.norm()
 
 
 def test_autocast_does_not_reach_the_approximation():

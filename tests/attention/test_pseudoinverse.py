@@ -87,8 +87,8 @@ def test_residual_is_the_relative_frobenius_error_of_each_matrix():
 
 
 def test_gradients_are_right():
-    # A norm is a maximum, which has a derivative only where one sum is the largest. The rows of a softmax matrix all sum
-    # to 1, so each row of each matrix gets a sum of its own; with scaling by the batch, matrices compete as well.
+    # A norm is a maximum, which has a derivative only where one sum is the largest. The rows of a softmax matrix all
+    # sum to 1, so each row of each matrix gets a sum of its own; with scaling by the batch, matrices compete as well.
     A = softmax_matrices(2, 5, 5) * torch.linspace(0.5, 1, 10, dtype=torch.float64).view(2, 5, 1)
     for sums in (A.sum(-1), A.sum(-2)):
         gaps = [sums.sort(-1).values.diff().min(), sums.flatten().sort().values.diff().min()]
