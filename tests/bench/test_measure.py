@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nystromformer.attention import ATTENTIONS
+from nystromformer.bench import cases
 from nystromformer.bench.cases import Case, make_inputs, parse_lengths, prepare
 from nystromformer.bench.memory import Memory, measure_memory
 from nystromformer.bench.run import BenchOptions, reason_to_skip, run_bench
@@ -16,8 +17,33 @@ EVERYTHING = [*ATTENTIONS, "dense", "nystrom-attention", "transformers"]
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("attention", EVERYTHING)
-def test_every_attention_and_peer_runs(attention, backward):
-    prepare(Case(attention=attention, length=128, backward=backward, **SMALL))()
+def test_every_attention_and_peer_computes_what_is_asked_for(attention, backward, monkeypatch):
+    """What is timed is an output for each token that depends on the input, and its gradients only where asked."""
+    forward, gradient, outs, gradients = cases._forward, torch.autograd.grad, [], []
+
+    def watched_forward(case, inputs):
+        call, parameters = forward(case, inputs)
+        return lambda: outs.append(call()) or outs[-1], parameters
+
+    def watched_gradient(*arguments, **options):
+        gradients.extend(gradient(*arguments, **options))
+
+    monkeypatch.setattr(cases, "_forward", watched_forward)
+    monkeypatch.setattr(torch.autograd, "grad", watched_gradient)
+    for seed in (0, 1):
+        prepare(Case(attention=attention, length=128, backward=backward, seed=seed, **SMALL))()
+    first, second = outs
+    assert first.shape == (1, 128, 2 * 16)
+    assert first.isfinite().all()
+    assert (first - second).norm() > 0.1 * first.norm()
+    assert first.requires_grad == backward
+    if backward:
+        value = gradients[2]
+        assert value.shape == first.shape
+        assert value.isfinite().all()
+        assert value.any(dim=-1).all(), "each token's value reaches the output"
+    else:
+        assert not gradients
 
 
 def test_peers_compute_on_the_given_tensors():
