@@ -1,8 +1,18 @@
 """What tests of several folders share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What torch.compile caches goes to a folder of this run, one for each worker: code that was compiled with other
+    processor instructions (`ATEN_CPU_CAPABILITY`, another machine) crashes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
 
 
 @pytest.fixture(scope="session")
