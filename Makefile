@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test test-fast test-processors lint format clean
 
 setup: .venv/ready
 
@@ -21,8 +21,19 @@ demo: setup
 	$(BIN)/nystromformer demo --out runs/demo
 
 # One thread in each worker: the tests run on all cores by themselves.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(PYTEST)
+
+# Without the tests that are marked slow, which train, compile or start other processes.
+test-fast: setup
+	$(PYTEST) -m "not slow"
+
+# Other processors add up in other orders: the attentions again, with fewer of this one's vector instructions.
+test-processors: setup
+	ATEN_CPU_CAPABILITY=default $(PYTEST) tests/attention
+	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) tests/attention
 
 lint: setup
 	$(BIN)/ruff check .
