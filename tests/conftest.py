@@ -4,6 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before the fixtures of each test: its random numbers do not depend on the tests that ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,14 +21,15 @@ def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
     compiled = torch.compile(nystrom_attention, fullgraph=True, dynamic=True, backend="aot_eager")
     for n in (150, 20, 313):
         mask = some_mask(2, n) if masked else None
-        kernel = torch.randn(2, 5)
+        kernel = torch.randn(2, 5, dtype=torch.float64)
         results = []
         for function in (nystrom_attention, compiled):
-            inputs = [x.requires_grad_() for x in tensors(n=n)]
+            # float64, so that rounding does not move a token between two clusters that are nearly as far
+            inputs = [x.requires_grad_() for x in tensors(n=n, dtype=torch.float64)]
             out = function(*inputs, 32, mask, mask, kernel, landmarks=landmarks)
             results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
         for eager, graph in zip(*results, strict=True):
-            torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(graph, eager, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def test_hash_statistics():
     assert share == sorted(share, reverse=True)
     assert share[1] > 0.85
     assert abs(share[-1] - 1 / 16) < 0.02
-    assert torch.equal(bucket(x), bucket(7 * x))
+    assert torch.equal(bucket(x), bucket(8 * x))  # a power of 2: no rounding that could decide between near buckets
     assert not (bucket(x) == bucket(-x)).any()
     assert torch.bincount(bucket(x).flatten(), minlength=16).min() > 20000 / 16 / 4
 
