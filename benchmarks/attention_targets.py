@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from nystromformer.bench.cases import Case, make_inputs, prepare
-from nystromformer.bench.memory import measure_memory
+from nystromformer.bench.measure import Times, interleaved_times, measure_memory
 from nystromformer.bench.run import time_cases
 from nystromformer.bench.table import nystrom_flops
-from nystromformer.bench.timing import Times, interleaved_times
-from nystromformer.records import Recorder, command, new_job_folder, table_markdown, write_text
+from nystromformer.files import write_text
+from nystromformer.records import Recorder, command, new_job_folder, table_markdown
 
 OURS = "nystrom-64"
 PEERS = ("transformers", "nystrom-attention")

@@ -37,11 +37,11 @@ from nystromformer.attention import (
 )
 from nystromformer.attention.nystrom_local import NystromLocalOptions
 from nystromformer.attention.performer import draw_projection
-from nystromformer.bench.show import progress_bar
-from nystromformer.integrations.attention_errors import relative_error
-from nystromformer.integrations.interface_calls import AttentionCall
-from nystromformer.integrations.substitution import Attend, capture, exact_attention, substituted
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config, write_text
+from nystromformer.files import write_text
+from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.probe import Attend, exact_attention, record_calls, relative_error, swap_attention
+from nystromformer.progress import steps_bar
+from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
 
 LENGTHS = (128, 256, 512)
 AT_ONCE = 4
@@ -120,7 +120,7 @@ def embedding(hidden: Tensor) -> Tensor:
 def study(model: PreTrainedModel, ids: Tensor, tried: Iterable[Attend]) -> Iterator[tuple[Tensor, Tensor]]:
     """For each attention its errors (layers, articles, heads) and cosines (articles,)."""
     inputs = [model_inputs(model, part) for part in ids.split(AT_ONCE)]
-    captured = [capture(model, **given) for given in inputs]
+    captured = [record_calls(model, **given) for given in inputs]
     exact = torch.cat([embedding(output.last_hidden_state) for _, output in captured])
     outputs = [[exact_attention(call) for call in calls] for calls, _ in captured]
     for attend in tried:
@@ -128,7 +128,7 @@ def study(model: PreTrainedModel, ids: Tensor, tried: Iterable[Attend]) -> Itera
             torch.stack([relative_error(attend(call), out) for call, out in zip(calls, outs, strict=True)])
             for (calls, _), outs in zip(captured, outputs, strict=True)
         ]
-        with substituted(model, attend):
+        with swap_attention(model, attend):
             replaced = torch.cat([embedding(model(**given).last_hidden_state) for given in inputs])
         yield torch.cat(errors, dim=1), (replaced * exact).sum(dim=1)
 
@@ -206,7 +206,7 @@ def main() -> None:
     config = {"model": Path(options.model).name, "articles": options.articles, "lengths": list(batches)}
     write_config(options.out, config)
     recorder = Recorder(options.out, job="fidelity", config=config, seed=options.seed)
-    with progress_bar(len(batches) * len(tried)) as step:
+    with steps_bar(len(batches) * len(tried)) as step:
         for length, ids in batches.items():
             results = study(model, ids, [candidate.attend for candidate in tried])
             for candidate in tried:

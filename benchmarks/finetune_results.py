@@ -14,7 +14,8 @@ from pathlib import Path
 from result_runs import copy_records, data_folder, runs_in, weights_folder
 
 from nystromformer.cli import main
-from nystromformer.records import read_records, write_text
+from nystromformer.files import write_text
+from nystromformer.records import read_records
 from nystromformer.report.finetune_table import finetune_tables
 
 IMDB = ["imdb", "--batch-size", "8", "--learning-rate", "1e-4", "--epochs", "1", "--test-examples", "500"]

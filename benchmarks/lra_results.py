@@ -16,7 +16,8 @@ from pathlib import Path
 from result_runs import copy_records, data_folder, runs_in
 
 from nystromformer.cli import main
-from nystromformer.records import read_records, write_text
+from nystromformer.files import write_text
+from nystromformer.records import read_records
 from nystromformer.report.lra_curves import draw_dev_accuracy
 from nystromformer.report.lra_table import lra_tables
 

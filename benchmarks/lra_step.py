@@ -20,12 +20,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from nystromformer.attention import Attention
-from nystromformer.bench.timing import Times, interleaved_times
+from nystromformer.bench.measure import Times, interleaved_times
 from nystromformer.data.lra.examples import Examples, as_is
 from nystromformer.data.lra.listops import ListOpsOptions, generate, read
+from nystromformer.files import write_text
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.records import Recorder, new_job_folder, table_markdown, write_text
-from nystromformer.training.order import GroupedByLength
+from nystromformer.records import Recorder, new_job_folder, table_markdown
+from nystromformer.training.trainer import GroupedByLength
 
 BATCH, LENGTH, LANDMARKS, ITERATIONS = 32, 2048, 64, 6
 

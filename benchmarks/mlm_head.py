@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer import NystromformerForMaskedLM
-from nystromformer.bench.timing import interleaved_times
+from nystromformer.bench.measure import interleaved_times
+from nystromformer.files import write_text
 from nystromformer.models import preset_config
-from nystromformer.records import Recorder, new_job_folder, table_markdown, write_text
+from nystromformer.records import Recorder, new_job_folder, table_markdown
 
 BATCH, LENGTH, SHARE = 2, 512, 0.15
 

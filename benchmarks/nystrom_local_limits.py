@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from nystromformer.attention import longformer_attention, nystrom_attention, nystrom_local_attention
-from nystromformer.integrations.attention_errors import relative_error
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config, write_text
+from nystromformer.files import write_text
+from nystromformer.integrations.probe import relative_error
+from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
 
 HEADS, LENGTH, WIDTH = 8, 1024, 64
 NEIGHBOUR, SHARED = 5, 300

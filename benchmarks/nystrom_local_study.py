@@ -29,10 +29,11 @@ from transformers import AutoModel, AutoTokenizer
 from nystromformer.attention import nystrom_attention, nystrom_local_attention
 from nystromformer.attention.nystrom_local import NystromLocalOptions
 from nystromformer.bench.cases import Case, make_inputs
-from nystromformer.bench.show import progress_bar
-from nystromformer.bench.timing import interleaved_times
-from nystromformer.integrations.interface_calls import AttentionCall
-from nystromformer.records import RECORDS, Recorder, read_records, table_markdown, write_text
+from nystromformer.bench.measure import interleaved_times
+from nystromformer.files import write_text
+from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.progress import steps_bar
+from nystromformer.records import RECORDS, Recorder, read_records, table_markdown
 
 PARTS = {"choosing": slice(0, 1000), "reporting": slice(1000, None)}
 """Which articles, in the order of the seed: two sets that share none."""
@@ -94,7 +95,7 @@ def measure_quality(options: argparse.Namespace) -> None:
         texts = islice(shuffled_texts(options.data, options.seed), part.start, part.stop)
         number = options.articles or ARTICLES[length]
         results = study(model, articles(texts, tokenizer, length, number), [setting.attend for setting in missing])
-        with progress_bar(len(missing)) as step:
+        with steps_bar(len(missing)) as step:
             for setting in missing:
                 step(f"n = {length}: {setting.name}")
                 errors, cosines = next(results)

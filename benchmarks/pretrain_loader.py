@@ -17,15 +17,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from nystromformer.bench.timing import interleaved_times
-from nystromformer.data.corpus.build import build_corpus
-from nystromformer.data.corpus.documents import Reading
+from nystromformer.bench.measure import interleaved_times
 from nystromformer.data.corpus.examples import PretrainingExamples, pretraining_examples
-from nystromformer.data.corpus.vocabulary import corpus_tokenizer
-from nystromformer.records import Recorder, new_job_folder, table_markdown, write_text
-from nystromformer.training.order import grouped_order
-from nystromformer.training.pretraining_model import build_model, special_tokens
-from nystromformer.training.pretraining_recipes import PAPER
+from nystromformer.data.corpus.shards import build_corpus, corpus_tokenizer
+from nystromformer.data.corpus.text import Reading
+from nystromformer.files import write_text
+from nystromformer.records import Recorder, new_job_folder, table_markdown
+from nystromformer.training.pretraining import PAPER, build_model, special_tokens
+from nystromformer.training.trainer import grouped_order
 
 BATCH, LENGTH = 16, 512
 DOCUMENTS, WORDS = 400, 20_000

@@ -21,11 +21,12 @@ from result_runs import copy_records, data_folder, runs_in, weights_folder
 from transformers import AutoTokenizer, set_seed
 
 from nystromformer.cli import main
+from nystromformer.files import write_text
 from nystromformer.models import NystromformerForPreTraining, preset_config
-from nystromformer.records import read_records, write_text
+from nystromformer.records import read_records
 from nystromformer.report.pretraining_curves import draw_curves
 from nystromformer.report.pretraining_table import pretraining_table
-from nystromformer.training.pretraining_recipes import SIZES
+from nystromformer.training.pretraining import SIZES
 
 COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "8", "--micro-batch", "8"]
 ATTENTIONS = ["standard", "nystrom-64", "linformer-256", "linear"]

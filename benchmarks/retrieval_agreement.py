@@ -29,9 +29,10 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from nystromformer.attention import nystrom_attention, nystrom_local_attention
-from nystromformer.bench.show import progress_bar
-from nystromformer.integrations.substitution import Attend, exact_attention, substituted
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config, write_text
+from nystromformer.files import write_text
+from nystromformer.integrations.probe import Attend, exact_attention, swap_attention
+from nystromformer.progress import steps_bar
+from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
 
 HELD_OUT = 1000
 """The first thousand articles in the order of the seed are for choosing defaults, those behind them for reporting."""
@@ -79,7 +80,7 @@ def cut(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, o
 def embed(model: PreTrainedModel, ids: Tensor, attend: Attend, label: str) -> Tensor:
     parts = ids.split(AT_ONCE)
     rows = []
-    with substituted(model, attend), progress_bar(len(parts)) as step:
+    with swap_attention(model, attend), steps_bar(len(parts)) as step:
         for part in parts:
             step(label)
             rows.append(embedding(model(input_ids=part).last_hidden_state))

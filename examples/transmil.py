@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer import NystromAttention, nystrom_attention_weights
-from nystromformer.attention.checks import check_at_least
+from nystromformer.checks import check_at_least
 from nystromformer.records import Recorder, new_job_folder, write_config
 
 TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them

@@ -5,16 +5,16 @@ import sys
 
 import typer
 
+from nystromformer.commands.attention_map import attention_map
+from nystromformer.commands.bench import bench
+from nystromformer.commands.convert import convert
+from nystromformer.commands.demo import demo
+from nystromformer.commands.finetune import finetune
+from nystromformer.commands.lra import lra
+from nystromformer.commands.lra_data import lra_data
+from nystromformer.commands.pretrain import pretrain
+from nystromformer.commands.report import report
 from nystromformer.errors import UserError, missing_package, refuse
-from nystromformer.jobs.attention_map import attention_map
-from nystromformer.jobs.bench import bench
-from nystromformer.jobs.convert import convert
-from nystromformer.jobs.demo import demo
-from nystromformer.jobs.finetune import finetune
-from nystromformer.jobs.lra import lra
-from nystromformer.jobs.lra_data import lra_data
-from nystromformer.jobs.pretrain import pretrain
-from nystromformer.jobs.report import report
 from nystromformer.version import __version__
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from nystromformer.files import write_text
 from nystromformer.version import __version__
 
 RECORDS = "records.jsonl"
+
 CONFIG = "config.json"
+
 RESULTS = {"lra": "test_accuracy", "finetune": "score", "pretrain": "mlm_accuracy"}
 """The metric of the record that a finished run of a training job ends with."""
+
 REPORTED_VERSIONS = ("torch", "transformers", "numpy")
 
 
@@ -115,23 +119,6 @@ def result_in(folder: str | Path) -> dict[str, object] | None:
         return next((record for record in read_records(folder) if record["metric"] == RESULTS.get(record["job"])), None)
     except FileNotFoundError:
         return None
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a file aside and rename it, so that it is whole or absent."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """As `write_text`, for anything."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def write_config(folder: str | Path, config: dict[str, object]) -> None:

@@ -93,7 +93,7 @@ def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, tmp_p
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "nystromformer.report.build", raising=False)
     monkeypatch.delitem(sys.modules, "nystromformer.report.sections", raising=False)
-    monkeypatch.delitem(sys.modules, "nystromformer.bench.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "nystromformer.bench.table", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = refusal(["report", str(tmp_path)], capsys)
     assert said == f"needs matplotlib, which is not installed; {install_hint('train', 'cli')}."

@@ -60,10 +60,10 @@ PARSED = {
     "--size base --preset paper": "the corpus is on the Hub",
 }
 WORK = {
-    "demo": "nystromformer.jobs.demo_run.run_demo",  # tests/jobs/test_demo.py runs it
-    "lra": "nystromformer.jobs.lra_grid.run_grid",
-    "pretrain": "nystromformer.jobs.pretrain_run.run",
-    "finetune": "nystromformer.jobs.finetune_sweep.run_sweep",
+    "demo": "nystromformer.demo.run_demo",  # tests/commands/test_demo.py runs it
+    "lra": "nystromformer.training.lra_sweep.run_grid",
+    "pretrain": "nystromformer.training.pretraining_run.run",
+    "finetune": "nystromformer.training.finetuning_sweep.run_sweep",
 }
 """Jobs that check all their options before this function does the work."""
 NOT_OURS = ("git clone", "cd ")

@@ -45,7 +45,7 @@ def test_retrieval_compares_with_exact_attention_on_articles_behind_the_skipped(
 def test_retrieval_goes_on_with_the_embeddings_that_it_has(retrieve, monkeypatch):
     first, _ = retrieve("first", "--passages", 12, "--skip", 0)
     with monkeypatch.context() as patch:
-        patch.setattr("nystromformer.integrations.substitution._current", None)  # any embedding would fail
+        patch.setattr("nystromformer.integrations.probe._current", None)  # any embedding would fail
         second, _ = retrieve("second", "--passages", 12, "--skip", 0)
     assert (first / "table.md").read_text() == (second / "table.md").read_text()
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from nystromformer.records import Recorder, read_records, result_in, results, write_text
+from nystromformer.files import write_text
+from nystromformer.records import Recorder, read_records, result_in, results
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out_and_other_damage_named(tmp_path):

@@ -1,15 +1,13 @@
 """Attentions of linear cost and their parts. Needs torch only."""
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.column_sampling import sampled_softmax_approximation
-from nystromformer.attention.landmarks import kmeans_landmarks, segment_means
+from nystromformer.attention.landmarks import kmeans_landmarks, sampled_softmax_approximation, segment_means
 from nystromformer.attention.linear import linear_attention
 from nystromformer.attention.linformer import linformer_attention
 from nystromformer.attention.longformer import longformer_attention
-from nystromformer.attention.nystrom import nystrom_attention
+from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
 from nystromformer.attention.nystrom_layer import NystromAttention
 from nystromformer.attention.nystrom_local import nystrom_local_attention
-from nystromformer.attention.nystrom_weights import nystrom_attention_weights
 from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
 from nystromformer.attention.reformer import reformer_attention

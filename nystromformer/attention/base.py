@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from nystromformer.attention.checks import check_at_least, check_mask, check_query_key_value, shape_of
+from nystromformer.attention.common import check_mask, check_query_key_value, shape_of
+from nystromformer.checks import check_at_least
 
 
 class Attention(nn.Module):

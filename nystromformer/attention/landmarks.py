@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nystromformer.attention.checks import check_at_least, check_choice, check_mask
-from nystromformer.attention.masks import zero_padding
+from nystromformer.attention.common import at_least_float32, check_mask, check_query_key_value, zero_masked
+from nystromformer.checks import check_at_least, check_choice
 
 LANDMARKS = ("segment_means", "kmeans")
+
 LLOYD_STEPS = 3
+
 CENTRES_AT_ONCE = 8
 
 
@@ -99,7 +101,7 @@ def segment_means(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None
     """
     check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
     check_mask("mask", mask, tokens)
-    return means_over(zero_padding(tokens, mask), segments(tokens, num_landmarks, mask))
+    return means_over(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask))
 
 
 def kmeans_means(tokens: Tensor, segments: Segments, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -134,7 +136,7 @@ def kmeans_landmarks(tokens: Tensor, num_landmarks: int, mask: Tensor | None = N
     """
     check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
     check_mask("mask", mask, tokens)
-    return kmeans_means(zero_padding(tokens, mask), segments(tokens, num_landmarks, mask), mask)[0]
+    return kmeans_means(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask), mask)[0]
 
 
 def nearest_centre(points: Tensor, centres: Tensor, occupied: Tensor) -> Tensor:
@@ -167,9 +169,38 @@ def _means_by_assignment(points: Tensor, assignment: Tensor, m: int, mask: Tenso
     return means.view(batch, heads, m, width), counts.view(batch, heads, m)
 
 
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def check_landmarks(landmarks: str) -> None:
     check_choice("landmarks", landmarks, LANDMARKS)
+
+
+def sampled_softmax_approximation(
+    query: Tensor, key: Tensor, num_samples: int, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Approximate S = softmax(Q Kᵀ/√d) from m of its own columns and rows; returns (Ŝ, S), both (b, h, n, s).
+
+    This is the paper's section "Nyström method for matrix approximation" (eq. 2 to 6): Ŝ = S[:, J] (S[I, J])⁺ S[I, :],
+    with I and J evenly spaced. It is exact on the sampled rows and columns where S[I, J] is invertible. A softmax row
+    is normalised over all its entries, so sampling columns needs the full matrix first: O(n·s) time and memory, which
+    is what `nystrom_attention` avoids by choosing landmarks before the softmax.
+
+    >>> x = torch.randn(1, 1, 20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> approximation, softmax = sampled_softmax_approximation(x, x, num_samples=20)
+    >>> torch.allclose(approximation, softmax)
+    True
+    """
+    check_query_key_value(query, key)
+    check_at_least("num_samples", num_samples, 1)
+    longest = min(query.shape[2], key.shape[2])
+    if num_samples > longest:
+        raise ValueError(f"num_samples={num_samples}: must be at most {longest}, the smaller of n and s.")
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    S = torch.softmax(scale * query @ key.mT, dim=-1)
+    rows = _evenly_spaced(query.shape[2], num_samples, query.device)
+    columns = _evenly_spaced(key.shape[2], num_samples, key.device)
+    core = S[:, :, rows][..., columns]  # A_S of the paper
+    return S[..., columns] @ torch.linalg.pinv(core) @ S[:, :, rows], S
+
+
+def _evenly_spaced(length: int, count: int, device: torch.device) -> Tensor:
+    """`count` different positions, the middle of each of `count` equal segments."""
+    return ((torch.arange(count, device=device) * 2 + 1) * length) // (2 * count)

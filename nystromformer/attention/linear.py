@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.masks import zero_padding
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.common import full_precision, zero_masked
 
 SMALLEST_NORMALISER = 1e-12
 """Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""
@@ -30,14 +29,14 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     # sums over the whole sequence: half precision would lose all but the first few hundred tokens
     dtype = torch.promote_types(value.dtype, torch.float32)
     with full_precision(value):
-        q = elu_plus_one(zero_padding(query, mask).to(dtype))  # (b h n d)
+        q = elu_plus_one(zero_masked(query, mask).to(dtype))  # (b h n d)
         # phi(0) = 1, so padding has to be removed after the feature map
-        k = zero_padding(elu_plus_one(zero_padding(key, mask).to(dtype)), mask)  # (b h n d)
-        v = zero_padding(value, mask).to(dtype)
+        k = zero_masked(elu_plus_one(zero_masked(key, mask).to(dtype)), mask)  # (b h n d)
+        v = zero_masked(value, mask).to(dtype)
         context = k.mT @ v  # (b h d d)
         normaliser = q @ k.sum(dim=2).unsqueeze(-1)  # (b h n 1)
         out = (q @ context) / normaliser.clamp(min=SMALLEST_NORMALISER)
-    return zero_padding(out.to(value.dtype), mask)
+    return zero_masked(out.to(value.dtype), mask)
 
 
 class LinearAttention(Attention):

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_at_least
-from nystromformer.attention.masks import zero_padding
+from nystromformer.attention.common import zero_masked
+from nystromformer.checks import check_at_least
 
 
 def project_sequence(x: Tensor, projection: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ def linformer_attention(
     >>> linformer_attention(x, x, x, torch.randn(512, 16)).shape
     torch.Size([2, 4, 100, 8])
     """
-    query, key, value = (zero_padding(x, mask) for x in (query, key, value))
+    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     key = project_sequence(key, key_projection)  # (b h k d)
     value = project_sequence(value, key_projection if value_projection is None else value_projection)  # (b h k d)
-    return zero_padding(functional.scaled_dot_product_attention(query, key, value), mask)
+    return zero_masked(functional.scaled_dot_product_attention(query, key, value), mask)
 
 
 class LinformerAttention(Attention):

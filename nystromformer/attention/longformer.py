@@ -6,8 +6,8 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_at_least, check_odd
-from nystromformer.attention.masks import attendable, zero_padding
+from nystromformer.attention.common import key_padding_mask, zero_masked
+from nystromformer.checks import check_at_least, check_odd
 
 SMALLEST_BLOCK = 64
 """Queries that share one call: fewer would cost more in calls than they save in work."""
@@ -81,17 +81,17 @@ def longformer_attention(
     >>> longformer_attention(x, x, x, window=65, global_tokens=1).shape
     torch.Size([2, 4, 1000, 8])
     """
-    query, key, value = (zero_padding(x, mask) for x in (query, key, value))
+    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     length = query.shape[2]
     first = min(global_tokens, length)
     outs = []
     if first:
         outs.append(
-            functional.scaled_dot_product_attention(query[:, :, :first], key, value, attn_mask=attendable(mask))
+            functional.scaled_dot_product_attention(query[:, :, :first], key, value, attn_mask=key_padding_mask(mask))
         )
     if first < length:
         outs.append(window_attention(query, key, value, mask, min(window // 2, length), first))
-    return zero_padding(torch.cat(outs, dim=2), mask)
+    return zero_masked(torch.cat(outs, dim=2), mask)
 
 
 class LongformerAttention(Attention):

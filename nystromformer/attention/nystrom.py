@@ -8,17 +8,181 @@ B V is ordinary attention with m queries, and F W with W = A⁺ (B V) is ordinar
 two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no n×m matrix ever exists.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_mask, check_odd, check_query_key_value
-from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.masks import attendable, zero_padding
-from nystromformer.attention.nystrom_core import NystromOptions, checked_scale, landmark_core
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.common import (
+    check_mask,
+    check_query_key_value,
+    full_precision,
+    key_padding_mask,
+    pad_head_dims,
+    zero_masked,
+)
+from nystromformer.attention.landmarks import Segments, check_landmarks, kmeans_means, means_over, segments
+from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+from nystromformer.checks import check_at_least, check_choice, check_odd
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromOptions:
+    """How the softmax matrix is approximated. Checked when made."""
+
+    num_landmarks: int = 64
+    pinv_iterations: int = 6
+    pinv_scaling: str = "matrix"
+    landmarks: str = "segment_means"
+    pinv: str = "iterative"
+
+    def __post_init__(self) -> None:
+        check_at_least("num_landmarks", self.num_landmarks, 1, "the paper uses 64")
+        check_at_least("pinv_iterations", self.pinv_iterations, 0, "the paper uses 6")
+        check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
+        check_landmarks(self.landmarks)
+        check_choice("pinv", self.pinv, PSEUDOINVERSES)
+
+
+@dataclass(frozen=True)
+class LandmarkCore:
+    """All that is small: landmarks, and the pseudoinverse of their softmax matrix."""
+
+    queries: Tensor  # Q̃ (b h m d), at least float32
+    keys: Tensor  # K̃ (b h m d)
+    inverse: Tensor  # Z ≈ A⁺ (b h m m)
+    attendable_keys: Tensor | None  # which K̃ a softmax may use, (b, 1 or h, 1, m)
+    query_segments: Segments
+    key_segments: Segments
+
+
+def landmark_core(
+    query: Tensor,
+    key: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> LandmarkCore:
+    m = options.num_landmarks
+    query_segments, key_segments = segments(query, m, query_mask), segments(key, m, key_mask)
+    queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
+    keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
+    allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
+    Z = softmax_inverse(queries, keys, query_occupied, allowed, scale, options)
+    return LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
+
+
+def softmax_inverse(
+    queries: Tensor,
+    keys: Tensor,
+    query_occupied: Tensor | None,
+    allowed: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> Tensor:
+    """Z ≈ A⁺ (b, h, m, m) for landmarks Q̃ and K̃ (b, h, m, d).
+
+    `query_occupied` (b, 1 or h, m) and `allowed` (b, 1 or h, 1, m) leave out what stands for no token; None: nothing.
+    """
+    A = masked_softmax(scale * queries @ keys.mT, allowed)  # (b h m m)
+    if query_occupied is not None:
+        A = A.masked_fill(~query_occupied[..., None], 0)  # rows of empty segments, like their columns above
+    if options.pinv == "exact":
+        return exact_pinv(A)
+    return iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
+
+
+def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: str) -> tuple[Tensor, Tensor | None]:
+    """Landmarks (b, h, m, d) and which of them stand for a token, (b, 1 or h, m); None where all surely do."""
+    if method == "kmeans":
+        means, counts = kmeans_means(tokens, divided, mask)
+        return means, counts > 0
+    surely_occupied = mask is None and not torch.compiler.is_exporting()
+    return means_over(tokens, divided), None if surely_occupied else divided.occupied[:, None]
+
+
+def masked_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.softmax(logits if allowed is None else logits.masked_fill(~allowed, -math.inf), dim=-1)
+
+
+def checked_scale(scale: float | None, query: Tensor) -> float:
+    if scale is None:
+        return query.shape[3] ** -0.5
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale={scale!r} is a {type(scale).__name__}: must be a number, or None for d ** -0.5.")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale}: must be finite; None means d ** -0.5.")
+    return float(scale)
+
+
+def nystrom_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int] | Tensor,
+    num_landmarks: int = 64,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    pinv_iterations: int = 6,
+    pinv_scaling: str = "matrix",
+    scale: float | None = None,
+    landmarks: str = "segment_means",
+    pinv: str = "iterative",
+) -> Tensor:
+    """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
+
+    Multiplied by `value` they give those rows of `nystrom_attention` (without its convolution). `rows=[0]` is how a
+    CLS token looks at all others. Approximated weights can be slightly negative; rows sum to about 1.
+
+    >>> query = key = torch.randn(1, 2, 1000, 16)
+    >>> nystrom_attention_weights(query, key, rows=[0, -1]).shape
+    torch.Size([1, 2, 2, 1000])
+    """
+    check_query_key_value(query, key)
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, key)
+    options = NystromOptions(
+        num_landmarks=num_landmarks,
+        pinv_iterations=pinv_iterations,
+        pinv_scaling=pinv_scaling,
+        landmarks=landmarks,
+        pinv=pinv,
+    )
+    scale = checked_scale(scale, query)
+    rows = _checked_rows(rows, query)
+
+    with full_precision(query):
+        dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+        query, key = zero_masked(query, query_mask).to(wide), zero_masked(key, key_mask).to(wide)
+        asked = query[:, :, rows]  # (b h r d)
+        exact = masked_softmax(scale * asked @ key.mT, key_padding_mask(key_mask))  # (b h r s)
+        if query.shape[2] <= num_landmarks or key.shape[2] <= num_landmarks:
+            weights = exact
+        else:
+            core = landmark_core(query, key, query_mask, key_mask, scale, options)
+            F = masked_softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
+            B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(key_mask))  # (b h m s)
+            few = core.query_segments.one_token_each | core.key_segments.one_token_each
+            weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
+        if key_mask is not None:
+            weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
+        return zero_masked(weights, None if query_mask is None else query_mask[:, rows]).to(dtype)
+
+
+def _checked_rows(rows: Sequence[int] | Tensor, query: Tensor) -> Tensor:
+    """`rows` as a tensor of indices into the queries; negative ones count from the end."""
+    length = query.shape[2]
+    index = torch.as_tensor(rows, device=query.device)
+    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool or index.numel() == 0:
+        raise TypeError(f"rows={rows!r}: must be a list of one or more whole numbers, as rows=[0].")
+    if bool(((index < -length) | (index >= length)).any()):
+        raise ValueError(f"rows={rows!r}: must lie between {-length} and {length - 1}, for {length} queries.")
+    return index % length
 
 
 def nystrom_attention(
@@ -81,13 +245,13 @@ def nystrom_attention(
         conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
 
     with full_precision(query):
-        query, key, value = zero_padding(query, query_mask), zero_padding(key, key_mask), zero_padding(value, key_mask)
+        query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
         out = _attend(query, key, value, query_mask, key_mask, scale, options)
         if conv_weight is not None:
             skip = skip_convolution(value, conv_weight)
             # Attention needs its own output for backward; without backward the sum needs no memory of its own.
             out = out + skip if out.requires_grad else out.add_(skip)
-        return zero_padding(out, query_mask)
+        return zero_masked(out, query_mask)
 
 
 class NystromSelfAttention(Attention):
@@ -150,10 +314,10 @@ def _attend(
     exporting = torch.compiler.is_exporting()  # one graph for all lengths: no decision may rest on a length
     m = options.num_landmarks
     if not exporting and (query.shape[2] <= m or key.shape[2] <= m):
-        return softmax_attention(query, key, value, attendable(key_mask), scale)
+        return softmax_attention(query, key, value, key_padding_mask(key_mask), scale)
 
     core = landmark_core(query, key, query_mask, key_mask, scale, options)
-    BV = softmax_attention(core.queries.to(value.dtype), key, value, attendable(key_mask), scale)  # (b h m e)
+    BV = softmax_attention(core.queries.to(value.dtype), key, value, key_padding_mask(key_mask), scale)  # (b h m e)
     W = (core.inverse @ BV.to(core.inverse.dtype)).to(value.dtype)  # (b h m e)
     if exporting or key_mask is not None:
         # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
@@ -171,17 +335,6 @@ def _attend(
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
     """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
     width, differ = value.shape[3], query.shape[3] != value.shape[3]
-    query, key, value = equal_widths(query, key, value)
+    query, key, value = pad_head_dims(query, key, value)
     out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
     return out[..., :width] if differ else out
-
-
-def equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three as fused kernels take them: zeros fill the narrower ones up, and no head is scattered in memory."""
-    missing = query.shape[3] - value.shape[3]
-    if missing > 0:
-        value = functional.pad(value, (0, missing))
-    elif missing < 0:
-        query, key = functional.pad(query, (0, -missing)), functional.pad(key, (0, -missing))
-    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
-    return query, key, value

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from nystromformer.attention.checks import check_at_least, check_fraction, check_mask, check_odd, shape_of
+from nystromformer.attention.common import check_mask, shape_of
 from nystromformer.attention.nystrom import nystrom_attention
 from nystromformer.attention.skip_convolution import SkipConvolution
+from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 
 class NystromAttention(nn.Module):

@@ -24,12 +24,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.blockwise_softmax import shared_part, window_part
-from nystromformer.attention.checks import check_at_least, check_mask, check_odd, check_query_key_value
-from nystromformer.attention.landmarks import at_least_float32
-from nystromformer.attention.masks import attendable, zero_padding
-from nystromformer.attention.nystrom import equal_widths
-from nystromformer.attention.nystrom_core import checked_scale
+from nystromformer.attention.common import (
+    at_least_float32,
+    check_mask,
+    check_query_key_value,
+    full_precision,
+    key_padding_mask,
+    pad_head_dims,
+    zero_masked,
+)
+from nystromformer.attention.nystrom import checked_scale
 from nystromformer.attention.nystrom_local_parts import (
     TokenBlocks,
     core_places,
@@ -41,9 +45,9 @@ from nystromformer.attention.nystrom_local_parts import (
     pick,
     token_blocks,
 )
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.partial_softmax import attention_with_lse, merge, shared_part, window_part
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
-from nystromformer.attention.softmax_parts import merge, softmax_part
+from nystromformer.checks import check_at_least, check_odd
 
 SMALLEST_RIDGE = 1e-4
 """Less would leave the core singular to float32."""
@@ -150,8 +154,8 @@ def nystrom_local_attention(
     with full_precision(query):
         out = _attend(query, key, value, mask, scale, options)
         if conv_weight is not None:
-            out = out + skip_convolution(zero_padding(value, mask), conv_weight)
-        return zero_padding(out, mask)
+            out = out + skip_convolution(zero_masked(value, mask), conv_weight)
+        return zero_masked(out, mask)
 
 
 class NystromLocalAttention(Attention):
@@ -204,10 +208,10 @@ def _attend(
 ) -> Tensor:
     # One graph for all lengths is exported: no decision may rest on a length.
     if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
-        query, key, value = (zero_padding(x, mask) for x in (query, key, value))
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=attendable(mask), scale=scale)
+        query, key, value = (zero_masked(x, mask) for x in (query, key, value))
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=key_padding_mask(mask), scale=scale)
     width = value.shape[3]
-    query, key, value = equal_widths(query, key, value)
+    query, key, value = pad_head_dims(query, key, value)
     blocks = token_blocks(query, mask, options.block_size, least=options.num_heavy)
     s = options.block_size
     out = _attend_in_blocks(
@@ -228,7 +232,7 @@ def _attend_in_blocks(
 
     rows = core_places(blocks, options.core_rows)
     core_query = pick(query, rows)  # (c r d)
-    BV, logsumexp = softmax_part(
+    BV, logsumexp = attention_with_lse(
         core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], present[None, :, None], scale
     )
     heavy = find_heavy_keys(core_query, logsumexp[0], key, scale, blocks, options.num_heavy)

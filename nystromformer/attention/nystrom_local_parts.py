@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nystromformer.attention.landmarks import at_least_float32, segments
-from nystromformer.attention.softmax_parts import MASKED
+from nystromformer.attention.common import at_least_float32
+from nystromformer.attention.landmarks import segments
+from nystromformer.attention.partial_softmax import MASKED
 
 SMALLEST_GRAM = 1e-6
 """Added to the mean diagonal of AᵀA: where core rows put all their weight on near keys, there is nothing to fit."""

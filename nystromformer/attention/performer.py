@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_at_least
-from nystromformer.attention.masks import zero_padding
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.common import full_precision, zero_masked
+from nystromformer.checks import check_at_least
 
 EPSILON = 1e-4
 """Added to every feature, as published, so that no query is left without weight."""
@@ -98,7 +97,7 @@ def performer_attention(
     dtype = torch.promote_types(value.dtype, torch.float32)
     rows = max(SMALLEST_BLOCK, BLOCK_ELEMENTS // max(query.shape[0] * query.shape[1] * projection.shape[0], 1))
     with full_precision(value):
-        q, k, v = (zero_padding(x, mask).to(dtype) for x in (query, key, value))
+        q, k, v = (zero_masked(x, mask).to(dtype) for x in (query, key, value))
         projection = projection.to(dtype)
         context, weight = summarise_keys(k, v, projection, mask, epsilon, rows)
         context_rest, weight_rest = (epsilon * x.sum(dim=2, keepdim=True) for x in (context, weight))
@@ -108,7 +107,7 @@ def performer_attention(
             normaliser = (features @ weight + weight_rest).clamp(min=SMALLEST_NORMALISER)
             outs.append((features @ context + context_rest) / normaliser)
         out = torch.cat(outs, dim=2)
-    return zero_padding(out.to(value.dtype), mask)
+    return zero_masked(out.to(value.dtype), mask)
 
 
 class PerformerAttention(Attention):

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from nystromformer.attention.checks import check_at_least, check_choice, shape_of
+from nystromformer.attention.common import full_precision, shape_of
+from nystromformer.checks import check_at_least, check_choice
 
 SCALINGS = ("matrix", "batch")
+
 PSEUDOINVERSES = ("iterative", "exact")
 
 
@@ -71,11 +73,6 @@ def pinv_residual(A: Tensor, Z: Tensor) -> Tensor:
         A = A.to(torch.promote_types(A.dtype, torch.float32))
         error = torch.linalg.matrix_norm(A @ Z.to(A.dtype) @ A - A)
         return error / torch.linalg.matrix_norm(A).clamp(min=torch.finfo(A.dtype).tiny)
-
-
-def full_precision(x: Tensor) -> torch.autocast:
-    """A context without autocast, which would turn float32 products into half precision ones."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _check_matrices(A: Tensor) -> None:

@@ -5,9 +5,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_at_least
-from nystromformer.attention.masks import zero_padding
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.common import full_precision, zero_masked
+from nystromformer.checks import check_at_least
 
 NUM_DIRECTIONS = 64
 """Random directions of a hash: 128 buckets by one hash, up to 4096 by two of half the directions each. A fixed number,
@@ -129,7 +128,7 @@ def reformer_attention(
     # exponentials, and a hash that rounding would change: never in half precision
     dtype = torch.promote_types(value.dtype, torch.float32)
     with full_precision(value):
-        q, v = (functional.pad(zero_padding(x, mask).to(dtype), (0, 0, 0, padding)) for x in (query, value))
+        q, v = (functional.pad(zero_masked(x, mask).to(dtype), (0, 0, 0, padding)) for x in (query, value))
         is_valid = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device) if mask is None else mask
         is_valid = functional.pad(is_valid, (0, padding), value=False)
         counts = is_valid.sum(dim=1)
@@ -142,7 +141,7 @@ def reformer_attention(
         shares = [(each - common).exp() for each in largest]
         numerator = sum(x * share for x, share in zip(numerators, shares, strict=True))
         out = numerator / sum(x * share for x, share in zip(normalisers, shares, strict=True))
-    return zero_padding(out[:, :, :length].to(value.dtype), mask)
+    return zero_masked(out[:, :, :length].to(value.dtype), mask)
 
 
 class ReformerAttention(Attention):

@@ -4,7 +4,6 @@ import inspect
 import re
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import nearest
 from nystromformer.attention.linear import LinearAttention
 from nystromformer.attention.linformer import LinformerAttention
 from nystromformer.attention.longformer import LongformerAttention
@@ -13,6 +12,7 @@ from nystromformer.attention.nystrom_local import NystromLocalAttention
 from nystromformer.attention.performer import PerformerAttention
 from nystromformer.attention.reformer import ReformerAttention
 from nystromformer.attention.standard import StandardAttention
+from nystromformer.checks import did_you_mean
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "standard": StandardAttention,
@@ -48,7 +48,7 @@ def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
     if name not in ATTENTIONS and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         base, size = match[1], int(match[2])
     if base not in ATTENTIONS:
-        raise ValueError(f"attention {name!r}: must be one of {', '.join(ATTENTIONS)}.{nearest(base, ATTENTIONS)}")
+        raise ValueError(f"attention {name!r}: must be one of {', '.join(ATTENTIONS)}.{did_you_mean(base, ATTENTIONS)}")
     attention = ATTENTIONS[base]
     if size is None:
         return attention, {}
@@ -76,7 +76,7 @@ def build_attention(
         if option not in allowed:
             raise ValueError(
                 f"option {option!r} of attention {name!r}: must be one of {', '.join(allowed) or '(none)'}."
-                f"{nearest(option, allowed)}"
+                f"{did_you_mean(option, allowed)}"
             )
         if option in sized:
             raise ValueError(f"attention {name!r} already sets {option}; leave out {option}={options[option]!r}.")

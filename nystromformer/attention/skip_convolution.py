@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.checks import check_at_least, check_odd, shape_of
+from nystromformer.attention.common import shape_of
+from nystromformer.checks import check_at_least, check_odd
 
 BLOCK = 64
 BLOCKS_AT_ONCE = 64

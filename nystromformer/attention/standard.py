@@ -4,8 +4,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.checks import check_fraction
-from nystromformer.attention.masks import attendable, zero_padding
+from nystromformer.attention.common import key_padding_mask, zero_masked
+from nystromformer.checks import check_fraction
 
 
 def standard_attention(
@@ -18,9 +18,11 @@ def standard_attention(
     >>> standard_attention(x, x, x).shape
     torch.Size([2, 4, 10, 8])
     """
-    query, key, value = (zero_padding(x, mask) for x in (query, key, value))
-    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=attendable(mask), dropout_p=dropout)
-    return zero_padding(out, mask)
+    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=key_padding_mask(mask), dropout_p=dropout
+    )
+    return zero_masked(out, mask)
 
 
 class StandardAttention(Attention):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nystromformer.attention import build_attention
-from nystromformer.attention.checks import check_at_least, check_choice
 from nystromformer.attention.registry import parse_attention_name
+from nystromformer.checks import check_at_least, check_choice
 from nystromformer.errors import install_hint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}

@@ -1,21 +1,29 @@
-"""The efficiency table from records: times, memory, their ratios to the baselines, and the paper's beside them."""
+"""Tables and plots of what was measured."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from nystromformer.bench.cases import DENSE, PEERS
-from nystromformer.published import EFFICIENCY
+from nystromformer.figures import save_figure
+from nystromformer.paper import EFFICIENCY
 from nystromformer.records import table_markdown
 
 TIME_BASELINE = "standard"
 """Exact attention by PyTorch's fused kernel: the fastest that people would use instead."""
+
 MEMORY_BASELINES = (DENSE, "standard")
 """Exact attention with its matrix in memory, as the paper measured it; the fused kernel where that was not run."""
+
 LIMIT = "GEMM-bound limit"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Entry:
     """What was measured of one attention at one length; None where it was not, with the reason."""
 
     seconds: float | None = None
@@ -24,10 +32,10 @@ class Cell:
     reason: str = ""
 
 
-Cells = dict[str, dict[int, Cell]]  # by attention, then length
+Entries = dict[str, dict[int, Entry]]  # by attention, then length
 
 
-def cells(records: Iterable[dict]) -> Cells:
+def cells(records: Iterable[dict]) -> Entries:
     """The newest measurement of each cell, in the order of the records; rows of the limit are added."""
     parts: dict[str, dict[int, dict]] = {}
     limits: dict[int, float] = {}
@@ -42,12 +50,12 @@ def cells(records: Iterable[dict]) -> Cells:
         elif record["metric"] == "peak_memory":
             part |= {"bytes": record["value"], "reason": record["skipped"] or record["failure"]}
     found = {
-        name: {n: Cell(**{k: v for k, v in part.items() if k != "details"}) for n, part in by_length.items()}
+        name: {n: Entry(**{k: v for k, v in part.items() if k != "details"}) for n, part in by_length.items()}
         for name, by_length in parts.items()
     }
     ours = parts.get("nystrom-64", {})
     limit = {
-        n: Cell(seconds=limits[n] * nystrom_flops(part["details"]), minimum=limits[n] * nystrom_flops(part["details"]))
+        n: Entry(seconds=limits[n] * nystrom_flops(part["details"]), minimum=limits[n] * nystrom_flops(part["details"]))
         for n, part in ours.items()
         if n in limits and "details" in part and not part["details"]["backward"]
     }
@@ -78,16 +86,16 @@ def paper_ratio(attention: str, length: int, column: int) -> float | None:
     return EFFICIENCY["standard"][length][column] / EFFICIENCY[attention][length][column]
 
 
-def time_text(table: Cells, attention: str, length: int) -> str:
-    cell = table[attention].get(length, Cell(reason="not run"))
+def time_text(table: Entries, attention: str, length: int) -> str:
+    cell = table[attention].get(length, Entry(reason="not run"))
     if cell.seconds is None:
         return cell.reason or "not run"
-    base = table.get(TIME_BASELINE, {}).get(length, Cell()).seconds
+    base = table.get(TIME_BASELINE, {}).get(length, Entry()).seconds
     return f"{cell.seconds * 1e3:,.1f} ms" + _ratios(ratio(base, cell.seconds), paper_ratio(attention, length, 1))
 
 
-def memory_text(table: Cells, attention: str, length: int) -> str:
-    cell = table[attention].get(length, Cell(reason="not run"))
+def memory_text(table: Entries, attention: str, length: int) -> str:
+    cell = table[attention].get(length, Entry(reason="not run"))
     if attention == LIMIT:
         return "–"
     if cell.bytes is None:
@@ -100,11 +108,11 @@ def _ratios(ours: float | None, papers: float | None) -> str:
     return (f" ({ours:.1f}×)" if ours else "") + (f" [{papers:.1f}×]" if papers else "")
 
 
-def columns(table: Cells) -> list[int]:
+def columns(table: Entries) -> list[int]:
     return sorted({length for by_length in table.values() for length in by_length})
 
 
-def peer_rows(table: Cells) -> list[list[str]]:
+def peer_rows(table: Entries) -> list[list[str]]:
     """How many times faster, and with how many times less memory, `nystrom-64` does the same work as each peer."""
     ours = table.get("nystrom-64", {})
     rows = []
@@ -112,14 +120,14 @@ def peer_rows(table: Cells) -> list[list[str]]:
         if peer in table:
             texts = []
             for n in columns(table):
-                mine, theirs = ours.get(n, Cell()), table[peer].get(n, Cell())
+                mine, theirs = ours.get(n, Entry()), table[peer].get(n, Entry())
                 time, memory = ratio(theirs.seconds, mine.seconds), ratio(theirs.bytes, mine.bytes)
                 texts.append(f"{time:.1f}× time, {memory:.1f}× memory" if time and memory else "–")
             rows.append([peer, *texts])
     return rows
 
 
-def captions(table: Cells) -> list[str]:
+def captions(table: Entries) -> list[str]:
     memory_base = next((name for name in MEMORY_BASELINES if name in table), None)
     return [
         f"Time: median of interleaved repeats; (×) faster than `{TIME_BASELINE}`, [×] the paper's own ratio.",
@@ -140,3 +148,51 @@ def markdown(records: Iterable[dict]) -> str:
     if peers := peer_rows(table):
         parts.append(f"## `nystrom-64` against the same work elsewhere\n\n{table_markdown(header, peers)}")
     return "\n\n".join([*parts, *captions(table)]) + "\n"
+
+
+matplotlib.use("Agg")
+
+
+OURS = ("nystrom-64", "nystrom-32", "nystrom", "nystrom-local")
+
+
+def draw_plots(table: Entries, folder: Path) -> list[Path]:
+    """Write `time.{png,svg}` and `memory.{png,svg}`; returns their paths."""
+    return [
+        path
+        for name, label, value in (
+            ("time", "time of one call (ms)", lambda cell: None if cell.seconds is None else cell.seconds * 1e3),
+            ("memory", "peak memory of one call (MB)", lambda cell: None if cell.bytes is None else cell.bytes / 1e6),
+        )
+        for path in _draw(table, folder / name, label, value)
+    ]
+
+
+def _draw(table: Entries, path: Path, label: str, value) -> list[Path]:
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.9), layout="constrained")
+    lengths = columns(table)
+    for index, (name, by_length) in enumerate(table.items()):
+        points = [(n, value(by_length.get(n, Entry()))) for n in lengths]
+        points = [(n, y) for n, y in points if y]
+        if not points:
+            continue
+        ours = name in OURS
+        axes.plot(
+            *zip(*points, strict=True),
+            label=name,
+            color=f"C{index % 10}",
+            marker="o" if ours else ".",
+            linewidth=2.4 if ours else 1.2,
+            linestyle=":" if name == LIMIT else "-",
+            zorder=3 if ours else 2,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=0 if len(lengths) < 8 else 45)
+    axes.yaxis.set_major_locator(LogLocator(base=10))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+    axes.set_xlabel("sequence length n")
+    axes.set_ylabel(label)
+    axes.grid(which="major", alpha=0.3)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
+    return save_figure(figure, path)

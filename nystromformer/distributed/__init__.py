@@ -12,10 +12,8 @@ Layers and the operation need torch alone; encoders are those of `nystromformer.
 
 from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
 from nystromformer.distributed.collectives import CommunicationError, Traffic, count_traffic
-from nystromformer.distributed.gradients import reduce_gradients
-from nystromformer.distributed.layout import Layout, shard_lengths, share_layouts
-from nystromformer.distributed.parallel import SequenceParallel, sequence_parallel
-from nystromformer.distributed.sequences import gather_sequence, split_sequence
+from nystromformer.distributed.layout import Layout, gather_sequence, shard_lengths, share_layouts, split_sequence
+from nystromformer.distributed.parallel import SequenceParallel, reduce_gradients, sequence_parallel
 
 __all__ = [
     "CommunicationError",

@@ -10,21 +10,160 @@ What a rank needs to know of the others is small and does not grow with the sequ
 The pseudoinverse and F W need nothing else: every rank computes them alone.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.distributed import ProcessGroup
+from torch.nn import functional
 
-from nystromformer.attention.landmarks import at_least_float32, means_over
-from nystromformer.attention.masks import zero_padding
-from nystromformer.attention.nystrom import equal_widths, softmax_attention
-from nystromformer.attention.nystrom_core import NystromOptions, softmax_inverse
-from nystromformer.attention.pseudoinverse import full_precision
-from nystromformer.attention.softmax_parts import FUSED_DEVICES, MASKED, softmax_part
-from nystromformer.distributed.agreement import agree
-from nystromformer.distributed.collectives import check_group, max_over_ranks, sum_over_ranks
-from nystromformer.distributed.convolution import add_sharded_convolution
-from nystromformer.distributed.inputs import Inputs, checked_inputs
-from nystromformer.distributed.layout import Layout
+from nystromformer.attention.common import (
+    at_least_float32,
+    check_mask,
+    check_query_key_value,
+    full_precision,
+    pad_head_dims,
+    zero_masked,
+)
+from nystromformer.attention.landmarks import means_over
+from nystromformer.attention.nystrom import NystromOptions, checked_scale, softmax_attention, softmax_inverse
+from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
+from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
+from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks
+from nystromformer.distributed.layout import Layout, share_layouts
+
+
+def add_sharded_convolution(
+    out: Tensor, value: Tensor, kernel: Tensor, layout: Layout, group: ProcessGroup | None
+) -> Tensor:
+    """`out` + `skip_convolution` of the whole sequence with `kernel` (h, k), at this rank's rows (b, h, n, e).
+
+    The convolution is linear: the shard's own rows are convolved where they are, and what neighbouring rows add to the
+    first and last k//2 outputs is computed apart. So there is no copy of the shard together with its surroundings.
+    """
+    skip = skip_convolution(value, kernel)
+    # Attention needs its own output for backward; without backward the sum needs no memory of its own.
+    total = out + skip if out.requires_grad else out.add_(skip)
+    half = kernel.shape[1] // 2
+    if half == 0 or layout.length == 0:  # a rank without rows takes no part: it needs none, and nobody needs any of it
+        return total
+    before, after = neighbouring_rows(value, half, layout.lengths, group, "halo")
+    rows = min(half, layout.length)
+    own = value.new_zeros(*value.shape[:2], rows, value.shape[3])
+    first = skip_convolution(torch.cat((before, own), dim=2), kernel)[:, :, half:]
+    last = skip_convolution(torch.cat((own, after), dim=2), kernel)[:, :, :rows]
+    return _AddAtEnds.apply(total, first, last)
+
+
+class _AddAtEnds(Function):
+    """In place; the built-in backward of such a sum would copy the whole gradient for each end."""
+
+    @staticmethod
+    def forward(total: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        total[:, :, : first.shape[2]] += first
+        total[:, :, total.shape[2] - last.shape[2] :] += last
+        return total
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.mark_dirty(inputs[0])
+        ctx.rows = inputs[1].shape[2]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return grad, grad[:, :, : ctx.rows], grad[:, :, grad.shape[2] - ctx.rows :]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """This rank's shard. An empty one has a masked row of zeros, so that it takes part in all collectives."""
+
+    query: Tensor  # (b h n d), masked rows 0
+    key: Tensor  # (b h s d)
+    value: Tensor  # (b h s e)
+    query_mask: Tensor | None
+    key_mask: Tensor | None
+    kernel: Tensor | None  # (h k)
+    scale: float
+    options: NystromOptions
+    query_rows: int  # as given: 0 for an empty shard
+    key_rows: int
+
+    def layouts(self, group: ProcessGroup | None, check: bool) -> tuple[Layout, Layout]:
+        """How queries and keys are laid out; with `check` only where all ranks were given what fits together."""
+        shards = [(self.query_rows, self.query_mask), (self.key_rows, self.key_mask)]
+        facts = self.facts() if check else None
+        queries, keys = share_layouts(shards, len(self.query), facts, group, self.query.device)
+        return queries, keys
+
+    def facts(self) -> dict[str, object]:
+        """What must be the same on all ranks: else collectives would not match, forward or backward."""
+        tensors = {"query": self.query, "key": self.key, "value": self.value, "conv_weight": self.kernel}
+        return {
+            "batch": self.query.shape[0],
+            "heads": self.query.shape[1],
+            "head size": self.query.shape[3],
+            "value's head size": self.value.shape[3],
+            "dtype": str(self.query.dtype),
+            "device": self.query.device.type,
+            "scale": self.scale,
+            "kernel size": None if self.kernel is None else self.kernel.shape[1],
+            "gradients": torch.is_grad_enabled(),
+            "with gradient": [name for name, x in tensors.items() if x is not None and x.requires_grad],
+            **vars(self.options),
+        }
+
+
+def checked_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    conv_weight: Tensor | None,
+    scale: float | None,
+    options: NystromOptions,
+) -> Inputs:
+    """Raise `TypeError` or `ValueError` unless all that this rank was given is in order."""
+    query, query_mask, query_rows = _with_a_row(query, query_mask)
+    key, key_mask, key_rows = _with_a_row(key, key_mask)
+    value, _, _ = _with_a_row(value, None)
+    check_query_key_value(query, key, value)
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, key)
+    if options.landmarks != "segment_means":
+        raise ValueError(
+            f"landmarks={options.landmarks!r}: must be 'segment_means' where a sequence is split over ranks; k-means "
+            f"would exchange all its centres at every step."
+        )
+    if conv_weight is not None and query_rows != key_rows:
+        raise ValueError(
+            f"conv_weight was given with {query_rows} queries and {key_rows} keys on one rank: the skip convolution "
+            f"needs as many; leave conv_weight out for cross-attention."
+        )
+    return Inputs(
+        query=zero_masked(query, query_mask),
+        key=zero_masked(key, key_mask),
+        value=zero_masked(value, key_mask),
+        query_mask=query_mask,
+        key_mask=key_mask,
+        kernel=None if conv_weight is None else kernel_of(conv_weight, value.shape[1], value.dtype),
+        scale=checked_scale(scale, query),
+        options=options,
+        query_rows=query_rows,
+        key_rows=key_rows,
+    )
+
+
+def _with_a_row(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """`x`, its mask and the number of its rows. What is no (b, h, n, d) is left for the checks to refuse."""
+    if not isinstance(x, Tensor) or x.dim() != 4:
+        return x, mask, 0
+    if x.shape[2] > 0:
+        return x, mask, x.shape[2]
+    return functional.pad(x, (0, 0, 0, 1)), torch.zeros(len(x), 1, dtype=torch.bool, device=x.device), 0
+
 
 KEYS_AT_ONCE = 8192
 """Where no fused kernel gives the log-sum-exp, a matrix (landmarks × this many keys) exists for a while."""
@@ -91,7 +230,7 @@ def sequence_parallel_nystrom_attention(
         out = _attend(inputs, layouts, group)
         if inputs.kernel is not None:
             out = add_sharded_convolution(out, inputs.value, inputs.kernel, layouts[1], group)
-        return zero_padding(out, inputs.query_mask)[:, :, :rows]
+        return zero_masked(out, inputs.query_mask)[:, :, :rows]
 
 
 def _attend(inputs: Inputs, layouts: tuple[Layout, Layout], group: ProcessGroup | None) -> Tensor:
@@ -137,10 +276,10 @@ def _from_landmarks(
     bias = torch.zeros(len(key), 1, 1, key.shape[2], dtype=wide, device=key.device)
     if mask is not None:
         bias.masked_fill_(~mask[:, None, None], MASKED)
-    queries, key, value = equal_widths(queries, key, value)
+    queries, key, value = pad_head_dims(queries, key, value)
     at_once = key.shape[2] if key.device.type in FUSED_DEVICES else KEYS_AT_ONCE
     pieces = zip(key.split(at_once, dim=2), value.split(at_once, dim=2), bias.split(at_once, dim=3), strict=True)
-    parts = [softmax_part(queries, keys, values, biases, scale) for keys, values, biases in pieces]
+    parts = [attention_with_lse(queries, keys, values, biases, scale) for keys, values, biases in pieces]
     out = torch.stack([part_out[..., :width].to(wide) for part_out, _ in parts])  # (pieces b h m e)
     logsumexp = torch.stack([part_logsumexp for _, part_logsumexp in parts])[..., None]  # (pieces b h m 1)
     # Shifted by the largest of all ranks, no weight exceeds 1 and their sum is at least 1.

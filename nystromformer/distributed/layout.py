@@ -1,4 +1,4 @@
-"""How a sequence is laid out over ranks: who has how many tokens, and how many of them are valid."""
+"""How a sequence lies on the processes, and how it is split and gathered."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from nystromformer.attention.checks import check_at_least
+from nystromformer.attention.common import shape_of
 from nystromformer.attention.landmarks import Segments, segments_of_ranks
-from nystromformer.distributed.agreement import PURPOSE, agree
-from nystromformer.distributed.collectives import gather, rank_and_size
+from nystromformer.checks import check_at_least
+from nystromformer.distributed.collectives import PURPOSE, agree, check_group, gather, gather_parts, rank_and_size
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,75 @@ def shard_lengths(total: int, ranks: int) -> tuple[int, ...]:
     check_at_least("total", total, 0)
     check_at_least("ranks", ranks, 1)
     return tuple(total // ranks + (rank < total % ranks) for rank in range(ranks))
+
+
+INPUTS = ("input_ids", "inputs_embeds", "x")
+"""The entries of a batch that tell how long its sequences are."""
+
+
+def split_sequence(
+    batch: Tensor | Mapping[str, object],
+    group: ProcessGroup | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
+    dim: int = 1,
+) -> Tensor | dict[str, object]:
+    """This rank's contiguous shard of a tensor (b, n, ...), or of all tensors of that length in a batch.
+
+    `lengths` are those of all ranks' shards; by default they differ by one token at most. In a batch as a tokenizer or
+    a collator makes it, entries of another size along `dim` (labels of whole sequences) stay as they are. Nothing is
+    sent: every rank has the whole batch, or loads its own shard in the first place.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> batch = split_sequence({"input_ids": torch.zeros(2, 50), "labels": torch.zeros(2)})
+    >>> batch["input_ids"].shape, batch["labels"].shape
+    (torch.Size([2, 50]), torch.Size([2]))
+    >>> dist.destroy_process_group()
+    """
+    check_group(group)
+    rank, ranks = rank_and_size(group)
+    whole = batch if isinstance(batch, Tensor) else _input_of(batch)
+    if whole.dim() <= dim:
+        raise ValueError(f"a tensor of shape {shape_of(whole)} has no dimension {dim} to split: give (batch, length).")
+    total = whole.shape[dim]
+    lengths = shard_lengths(total, ranks) if lengths is None else tuple(lengths)
+    if len(lengths) != ranks or sum(lengths) != total or min(lengths) < 0:
+        raise ValueError(
+            f"lengths={lengths}: must be {ranks} numbers, one for each rank, that add up to the {total} tokens; leave "
+            f"them out for shards of about equal length."
+        )
+
+    def shard(x: object) -> object:
+        if not isinstance(x, Tensor) or x.dim() <= dim or x.shape[dim] != total:
+            return x
+        return x.narrow(dim, sum(lengths[:rank]), lengths[rank]).clone()  # so that the whole need not stay in memory
+
+    return shard(batch) if isinstance(batch, Tensor) else {name: shard(x) for name, x in batch.items()}
+
+
+def gather_sequence(shard: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
+    """The whole (b, n, ...) from each rank's `shard` (b, its length, ...), on every rank. Has a gradient.
+
+    For results at the end. It sends all tokens to all ranks: none of the attentions here needs it.
+    """
+    check_group(group)
+    facts = {
+        "shape": [size for axis, size in enumerate(shard.shape) if axis != dim],
+        "dtype": str(shard.dtype),
+        "with gradient": shard.requires_grad and torch.is_grad_enabled(),
+    }
+    lengths = [length for (length,) in agree(facts, [shard.shape[dim]], group, shard.device)]
+    if shard.dtype == torch.bool:
+        return gather_parts(shard.to(torch.uint8), lengths, dim, group, "gather").bool()
+    return gather_parts(shard, lengths, dim, group, "gather")
+
+
+def _input_of(batch: Mapping[str, object]) -> Tensor:
+    for name in INPUTS:
+        if isinstance(batch.get(name), Tensor):
+            return batch[name]
+    raise ValueError(
+        f"a batch with {', '.join(batch) or 'no entries'}: must have one of {', '.join(INPUTS)}, to tell how long its "
+        f"sequences are; split other tensors one by one."
+    )

@@ -1,9 +1,9 @@
 """Nyströmformer within other libraries."""
 
-from nystromformer.integrations.added_convolution import add_skip_convolution
 from nystromformer.integrations.attention_interface import register_attention
 from nystromformer.integrations.auto_classes import register_auto_classes
 from nystromformer.integrations.guarded_models import guard_models
+from nystromformer.integrations.skip_convolution import add_skip_convolution
 
 __all__ = ["add_skip_convolution", "register", "register_attention", "register_auto_classes"]
 

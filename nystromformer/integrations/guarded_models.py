@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from nystromformer.integrations.added_convolution import AddedSkipConvolution, attach_recorded
 from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS
-from nystromformer.integrations.interface_masks import REMEDY
-from nystromformer.integrations.interface_modules import interface_modules, own_attention_classes
+from nystromformer.integrations.hf_masks import REMEDY
+from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
+from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
 
 WATCH = "_nystromformer_watch"
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention import SkipConvolution, nystrom_attention, nystrom_attention_weights
-from nystromformer.attention.checks import check_at_least, check_fraction, check_mask, check_odd, shape_of
-from nystromformer.attention.masks import attendable, zero_padding
-from nystromformer.attention.nystrom_core import NystromOptions, landmark_core, masked_softmax
-from nystromformer.attention.pseudoinverse import full_precision
+from nystromformer.attention.common import check_mask, full_precision, key_padding_mask, shape_of, zero_masked
+from nystromformer.attention.nystrom import NystromOptions, landmark_core, masked_softmax
+from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 LONGEST_MATRIX = 4096
 """Sequences for which the whole attention matrix is given: 8 heads of 4,096² float32 are 537 MB an example."""
@@ -182,17 +181,17 @@ def attention_factors(
     options = NystromOptions(**vars(options) | {"num_landmarks": m})
     with full_precision(query):
         dtype = query.dtype
-        query, key = zero_padding(query, mask).to(wide), zero_padding(key, mask).to(wide)
+        query, key = zero_masked(query, mask).to(wide), zero_masked(key, mask).to(wide)
         core = landmark_core(query, key, mask, mask, scale, options)
         F = masked_softmax(scale * query @ core.keys.mT, core.attendable_keys)
-        B = masked_softmax(scale * core.queries @ key.mT, attendable(mask))
+        B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(mask))
         few = core.key_segments.one_token_each[:, None, None, None]
         own_place = functional.one_hot(core.key_segments.index, m).mT[:, None].to(wide)  # (b 1 m n)
         Z = torch.where(few, torch.eye(m, dtype=wide, device=query.device), core.inverse)
         B = torch.where(few, own_place, B)
         if mask is not None:
             B = B.masked_fill(~mask[:, None, None, :], 0)
-        return zero_padding(F, mask).to(dtype), Z.to(dtype), B.to(dtype)
+        return zero_masked(F, mask).to(dtype), Z.to(dtype), B.to(dtype)
 
 
 def all_rows(length: int) -> range:

@@ -1,17 +1,14 @@
 """Nyströmformer models for Transformers: configuration, encoder, heads, conversion of other models' weights."""
 
-from nystromformer.models.base import NystromformerPreTrainedModel
-from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.configuration import PRESETS, NystromformerConfig, preset_config
 from nystromformer.models.heads import (
-    NystromformerForMaskedLM,
     NystromformerForMultipleChoice,
-    NystromformerForPreTraining,
     NystromformerForQuestionAnswering,
     NystromformerForSequenceClassification,
     NystromformerForTokenClassification,
 )
-from nystromformer.models.model import NystromformerModel
-from nystromformer.models.presets import PRESETS, preset_config
+from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
+from nystromformer.models.pretraining_heads import NystromformerForMaskedLM, NystromformerForPreTraining
 
 __all__ = [
     "PRESETS",

@@ -5,13 +5,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from nystromformer.attention.checks import check_at_least, shape_of
-from nystromformer.models.activations import activation
-from nystromformer.models.base import NystromformerPreTrainedModel
-from nystromformer.models.configuration import NystromformerConfig
-from nystromformer.models.heads.losses import sequence_loss
-from nystromformer.models.model import NystromformerModel
-from nystromformer.models.presets import PRESETS
+from nystromformer.attention.common import shape_of
+from nystromformer.checks import check_at_least
+from nystromformer.models.configuration import PRESETS, NystromformerConfig
+from nystromformer.models.encoder import activation
+from nystromformer.models.losses import sequence_loss
+from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
 
 class LongRangeArenaConfig(NystromformerConfig):

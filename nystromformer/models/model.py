@@ -1,15 +1,169 @@
-"""`NystromformerModel`: the encoder without a head."""
+"""`NystromformerModel`, what all models share, and the check of checkpoints before they are loaded."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
-from nystromformer.attention.checks import shape_of
-from nystromformer.models.base import NystromformerPreTrainedModel
+from nystromformer.attention import Attention, SkipConvolution
+from nystromformer.attention.common import shape_of
+from nystromformer.attention.performer import PerformerAttention, draw_projection
+from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
-from nystromformer.models.encoder import NystromformerEmbeddings, NystromformerEncoder
-from nystromformer.models.masks import token_mask
-from nystromformer.models.pooling import NystromformerPooler, pool
+from nystromformer.models.encoder import (
+    NystromformerEmbeddings,
+    NystromformerEncoder,
+    NystromformerPooler,
+    pool,
+    tile_positions,
+    token_mask,
+)
+
+SWITCHABLE = re.compile(
+    r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.(position|token_type)_ids$"
+)
+"""Parts of the encoder that options add or remove. Transformers reports them as new or unused, and that is all."""
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+SHOWN = 6
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without what Transformers reports of weights that have no place: our own tables say it."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def check_source(source: object, use_safetensors: bool | None) -> None:
+    """Refuse pickles: opening one can run any code that its author put there."""
+    if use_safetensors is False:
+        raise ValueError("use_safetensors=False: must be True or left out; pickles can run code when opened.")
+    folder = Path(str(source))
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            raise ValueError(
+                f"{folder} has {pickles[0]} but no model.safetensors: pickle checkpoints are not opened, because that "
+                f"can run code; fetch the safetensors version or, if you trust it, write one with Transformers' "
+                f"AutoModel.from_pretrained(folder).save_pretrained(other_folder)."
+            )
+        raise ValueError(f"{folder} has no model.safetensors: give a folder that save_pretrained() wrote, or a Hub id.")
+
+
+def check_keys(name: str, prefix: str, loading: dict[str, Iterable], ignores_sizes: bool = False) -> None:
+    """Refuse a checkpoint that lacks weights of the encoder, has some that find no place, or some of another shape.
+
+    Heads may differ: a new one is trained, an old one left behind. Transformers reports them.
+    """
+    found = {"missing": loading["missing_keys"], "surplus": loading["unexpected_keys"]}
+    wrong = {kind: _of_encoder(keys, prefix) for kind, keys in found.items()}
+    if any(wrong.values()):
+        named = "; ".join(f"{kind} weights: {_some(keys)}" for kind, keys in wrong.items() if keys)
+        raise ValueError(
+            f"{name} does not fit its configuration. {named}. Check that config.json belongs to the weights (layers, "
+            f"sizes), convert BERT-like checkpoints with `nystromformer convert SRC DST`, or pass strict=False to load "
+            f"what fits and start the rest at random."
+        )
+    if loading["mismatched_keys"] and not ignores_sizes:
+        sizes = sorted(
+            f"{key} {tuple(theirs)}, needed {tuple(ours)}" for key, theirs, ours in loading["mismatched_keys"]
+        )
+        raise ValueError(
+            f"{name} has weights of other shapes: {_some(sizes)}. Check that config.json belongs to the weights, or "
+            f"pass ignore_mismatched_sizes=True to start these at random, as for a head with other labels."
+        )
+
+
+def _of_encoder(keys: Iterable[str], prefix: str) -> list[str]:
+    """The keys of embeddings and layers among `keys`, whether the checkpoint has a head (and the prefix) or not."""
+    pattern = re.compile(rf"^({prefix}\.)?(embeddings|encoder)\.")
+    return sorted(key for key in keys if pattern.match(key) and not SWITCHABLE.search(key))
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:SHOWN]) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
+
+
+class NystromformerPreTrainedModel(PreTrainedModel):
+    config: NystromformerConfig
+    config_class = NystromformerConfig
+    base_model_prefix = "nystromformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("NystromformerEmbeddings", "NystromformerLayer")
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        config.check()  # fields may have been set after it was made, as from_pretrained(folder, num_landmarks=128) does
+        super().__init__(config)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: object, *args: object, strict: bool = True, **kwargs: object
+    ) -> "NystromformerPreTrainedModel":
+        """As in Transformers, from safetensors only.
+
+        `strict` (the default) refuses checkpoints that lack weights of the encoder or have some that find no place.
+        """
+        if pretrained_model_name_or_path is None:  # weights come as state_dict=
+            return super().from_pretrained(None, *args, **kwargs)
+        check_source(pretrained_model_name_or_path, kwargs.get("use_safetensors"))
+        wants_info = kwargs.pop("output_loading_info", False)
+        ignores_sizes = kwargs.pop("ignore_mismatched_sizes", False)
+        # we ask for everything that is wrong instead of the first, to name it
+        kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        if strict:
+            check_keys(str(pretrained_model_name_or_path), cls.base_model_prefix, info, ignores_sizes)
+        return (model, info) if wants_info else model
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # `init` and, while this runs, torch.nn.init leave alone what was loaded
+        keeps_own_start = isinstance(module, (Attention, SkipConvolution)) or (
+            isinstance(module, nn.Linear) and self.config.linear_init == "uniform"
+        )
+        if isinstance(module, PerformerAttention):
+            init.copy_(module.projection, draw_projection(module.num_features, module.head_dim))
+        elif keeps_own_start and hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.position_embeddings
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Make room for longer input by repeating the learned positions, or cut them.
+
+        >>> from nystromformer import NystromformerModel
+        >>> model = NystromformerModel(NystromformerConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+        >>> model.resize_position_embeddings(4096)
+        >>> model.config.max_position_embeddings, model.get_position_embeddings().num_embeddings
+        (4096, 4098)
+        """
+        check_at_least("new_num_position_embeddings", new_num_position_embeddings, 1)
+        for module in self.modules():
+            if isinstance(module, Attention) and module.needs_fixed_length:
+                raise ValueError(
+                    f"{type(module).__name__} has parameters for each position, which can't be repeated: "
+                    f"build the model with a larger max_position_embeddings and train it."
+                )
+        embeddings = self.base_model.embeddings
+        old = embeddings.position_embeddings
+        table = tile_positions(old.weight.data, embeddings.offset, new_num_position_embeddings)
+        embeddings.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not old.weight.requires_grad)
+        embeddings.max_length = new_num_position_embeddings
+        self.config.max_position_embeddings = new_num_position_embeddings
 
 
 class NystromformerModel(NystromformerPreTrainedModel):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from nystromformer.records import write_text
+from nystromformer.files import write_text
 from nystromformer.report.page import Section, html_page, markdown_page
 from nystromformer.report.runs import read_runs
 from nystromformer.report.sections import all_sections

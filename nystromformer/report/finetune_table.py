@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nystromformer.published import FINETUNING_EPOCHS, GLUE, published_row
+from nystromformer.paper import FINETUNING_EPOCHS, GLUE, paper_row
 from nystromformer.records import results, table_markdown
 from nystromformer.report.lra_table import exact_first, with_published
 
@@ -66,7 +66,7 @@ def score_table(found: list[Record]) -> str:
     columns = sorted(titles, key=_place)
     rows = []
     for name in exact_first(attentions):
-        published = published_row(GLUE, attentions[name])
+        published = paper_row(GLUE, attentions[name])
         row = [with_published(cells.get((name, column), []), published.get(column)) for column in columns]
         rows.append([name, *row])
     return table_markdown(["attention", *(titles[column] for column in columns)], rows)

@@ -9,8 +9,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from nystromformer.bench.figures import save_figure
-from nystromformer.published import LRA, published_row
+from nystromformer.figures import save_figure
+from nystromformer.paper import LRA, paper_row
 from nystromformer.records import RESULTS
 from nystromformer.report.lra_table import exact_first, with_published
 
@@ -26,7 +26,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, path: Path) -> list[
         color, on_top = f"C{number}", 2 + 1 / (1 + number)  # what others are compared with must not be hidden
         runs = _runs_of(found, attention)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
-        published = published_row(LRA, attention).get(task)
+        published = paper_row(LRA, attention).get(task)
         label = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label += f", {len(runs)} seeds"

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nystromformer.published import LRA, published_row
+from nystromformer.paper import LRA, paper_row
 from nystromformer.records import results, table_markdown
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
@@ -31,7 +31,7 @@ def accuracy_table(found: list[Record]) -> str:
         cells[record["config"]["attention"], record["config"]["task"]].append(100 * record["value"])
     rows = []
     for attention in exact_first(attention for attention, _ in cells):
-        published = published_row(LRA, attention)
+        published = paper_row(LRA, attention)
         row = [with_published(cells.get((attention, task), []), published.get(task)) for task in tasks]
         ours = [cells.get((attention, task)) for task in TASKS]
         whole = [statistics.mean(values) for values in ours if values]

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from nystromformer.bench.figures import save_figure
+from nystromformer.figures import save_figure
 
 ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
 CHANCE = {"dev_sop_accuracy": 0.5}

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from nystromformer.bench.plots import draw_plots
-from nystromformer.bench.table import cells, markdown
-from nystromformer.records import RECORDS, results, table_markdown, write_bytes
+from nystromformer.bench.table import cells, draw_plots, markdown
+from nystromformer.files import write_bytes
+from nystromformer.records import RECORDS, results, table_markdown
 from nystromformer.report import attention_maps, finetune_table, lra_table, pretraining_curves, pretraining_table
 from nystromformer.report.lra_curves import draw_dev_accuracy
 from nystromformer.report.page import Part, Picture, Section, anchor

@@ -1,30 +1,188 @@
-"""One fine-tuning run: a task, a model, an attention and a seed, trained, scored and predicted in its own folder."""
+"""Fine-tuning: the recipes, tokenized texts, and one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 
-from nystromformer.data.glue import TASKS, TextSplits
+from nystromformer.data.glue import TASKS, Texts, TextSplits
 from nystromformer.data.lra import as_is
-from nystromformer.records import RESULTS, Recorder, result_in, write_text
+from nystromformer.files import write_text
+from nystromformer.records import RESULTS, Recorder, result_in
 from nystromformer.training.arguments import processes, training_arguments
+from nystromformer.training.callbacks import Curves, Record, ShowProgress, StopEarly, has_stalled
 from nystromformer.training.checkpoints import last_checkpoint, trainer_state
-from nystromformer.training.early_stopping import StopEarly, has_stalled
-from nystromformer.training.finetuning_recipes import Recipe
 from nystromformer.training.metrics import metric_function, scores
-from nystromformer.training.order import LongestFirst, examples_seen
-from nystromformer.training.progress import ShowProgress
-from nystromformer.training.recording import Curves, Record
-from nystromformer.training.run import finish, prepare_folder, train
-from nystromformer.training.text_examples import TokenizedTexts
-from nystromformer.training.trainer import ExactTrainer
+from nystromformer.training.trainer import ExactTrainer, LongestFirst, examples_seen, finish, prepare_folder, train
+
+SEARCH_BATCH_SIZES = (8, 16, 32)
+
+SEARCH_LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
+"""What the paper searches for MRPC: the best on the development part is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The defaults are the paper's: batch 32, AdamW with 3e-5, 4 epochs. It says nothing of warm-up and weight decay:
+    these are BERT's."""
+
+    epochs: float = 4
+    steps: int | None = None
+    """Instead of epochs."""
+    batch_size: int = 32
+    learning_rate: float = 3e-5
+    max_length: int = 512
+    """Longer inputs are cut here."""
+    warmup: float = 0.1
+    """The share of steps in which the learning rate rises."""
+    weight_decay: float = 0.01
+    evals_per_epoch: int = 1
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better one; None never does."""
+    train_examples: int | None = None
+    dev_examples: int | None = None
+    test_examples: int | None = None
+    """At most so many are used; None is all. Test parts without labels are always predicted whole."""
+
+    def steps_of(self, examples: int) -> int:
+        """
+        >>> Recipe().steps_of(3668)
+        460
+        """
+        return self.steps or max(1, round(self.epochs * self._per_epoch(examples)))
+
+    def arguments(self, examples: int, metric: str) -> dict[str, object]:
+        """Fields of `TrainingArguments` for a training part of so many examples."""
+        steps = self.steps_of(examples)
+        every = min(steps, max(1, self._per_epoch(examples) // self.evals_per_epoch))
+        return {
+            "max_steps": steps,
+            "learning_rate": self.learning_rate,
+            "warmup_steps": round(self.warmup * steps),
+            "lr_scheduler_type": "linear",
+            "optim": "adamw_torch",
+            "weight_decay": self.weight_decay,
+            "eval_strategy": "steps",
+            "eval_steps": every,
+            "save_strategy": "steps",
+            "save_steps": every,
+            "logging_steps": every,
+            "metric_for_best_model": metric,
+            "greater_is_better": True,
+            "load_best_model_at_end": True,
+        }
+
+    def _per_epoch(self, examples: int) -> int:
+        return -(-examples // self.batch_size)
+
+
+RECIPES: dict[str, Recipe] = {
+    "paper": Recipe(),
+    "mini": Recipe(
+        epochs=2,
+        learning_rate=5e-5,
+        max_length=128,
+        train_examples=2_000,
+        dev_examples=500,
+        test_examples=1_000,
+        evals_per_epoch=2,
+    ),
+    "smoke": Recipe(
+        steps=4,
+        batch_size=4,
+        max_length=32,
+        train_examples=16,
+        dev_examples=8,
+        test_examples=8,
+        evals_per_epoch=2,
+    ),
+}
+
+
+CHUNK = 1_000
+"""Texts that are tokenized at once."""
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """A data set for `ExactTrainer`. Its batches are ready, and always with the mask that the encoder must see."""
+
+    ids: list[np.ndarray]
+    types: list[np.ndarray] | None
+    labels: np.ndarray | None
+    padding: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(ids) for ids in self.ids])
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        return self.batch([position])
+
+    def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        return self.batch(positions)
+
+    def batch(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` and, where the model has them, `token_type_ids` (b, n); `labels` (b,)."""
+        chosen = [self.ids[position] for position in positions]
+        found = {
+            "input_ids": _padded(chosen, self.padding),
+            "attention_mask": _padded([np.ones(len(ids), dtype=np.int64) for ids in chosen], 0),
+        }
+        if self.types is not None:
+            found["token_type_ids"] = _padded([self.types[position] for position in positions], 0)
+        if self.labels is not None:
+            found["labels"] = torch.from_numpy(self.labels[np.asarray(positions)])
+        return found
+
+
+def tokenize(
+    texts: Texts,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    with_types: bool,
+    progress: Callable[[int, int], None] = lambda done, wanted: None,
+) -> TokenizedTexts:
+    """All texts of a part, each cut at `max_length` tokens; of a pair, the longer text is cut first."""
+    ids: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    for start in range(0, len(texts), CHUNK):
+        part = slice(start, start + CHUNK)
+        encoded = tokenizer(
+            texts.first[part],
+            None if texts.second is None else texts.second[part],
+            truncation=True,
+            max_length=max_length,
+            padding=False,
+            return_token_type_ids=with_types,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        ids += [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
+        if with_types:
+            types += [np.array(row, dtype=np.uint8) for row in encoded["token_type_ids"]]
+        progress(len(ids), len(texts))
+    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return TokenizedTexts(ids, types if with_types else None, texts.labels, padding)
+
+
+def _padded(rows: list[np.ndarray], padding: int) -> Tensor:
+    filled = np.full((len(rows), max(len(row) for row in rows)), padding, dtype=np.int64)
+    for row, target in zip(rows, filled, strict=True):
+        target[: len(row)] = row
+    return torch.from_numpy(filled)
+
 
 SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
 """Names of GLUE's submission files that are not the task's own."""
+
 HIGHEST_SCORE = 5.0
 """Of STS-B."""
 

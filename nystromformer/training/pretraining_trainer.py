@@ -11,11 +11,9 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from nystromformer.models import NystromformerForPreTraining
-from nystromformer.models.heads.losses import IGNORED
-from nystromformer.training.order import GroupedByLength, LongestFirst
-from nystromformer.training.progress import ShowProgress
-from nystromformer.training.recording import DETAILS, Record
-from nystromformer.training.trainer import ExactTrainer
+from nystromformer.models.losses import IGNORED
+from nystromformer.training.callbacks import DETAILS, Record, ShowProgress
+from nystromformer.training.trainer import ExactTrainer, GroupedByLength, LongestFirst
 
 SUMS = ("mlm_loss_sum", "mlm_count", "mlm_correct", "sop_loss_sum", "sop_count", "sop_correct")
 

@@ -1,31 +1,102 @@
 """`ExactTrainer`: Hugging Face's Trainer with an order of examples and checkpoints that make resuming exact."""
 
+import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
+from nystromformer.records import CONFIG, RECORDS, write_config
 from nystromformer.training.checkpoints import (
     TRAINER_STATE,
     checkpoint_folder,
     keep_only,
+    last_checkpoint,
     load_generators,
+    load_state,
+    remove_unfinished,
     save_generators,
+    save_state,
     steps_saved,
+    trainer_state,
     unfinished_folder,
 )
-from nystromformer.training.order import GroupedByLength, LongestFirst
-from nystromformer.training.state import load_state, save_state
+
+POOL = 50
+"""Batches whose examples are sorted by length together: enough to save padding, few enough to keep chance."""
+
+
+def grouped_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """All examples, so that each `batch_size` of them in a row have about the same length.
+
+    Examples are shuffled, sorted by length within pools of some batches, and the batches shuffled. A smaller last
+    batch stays last.
+
+    >>> grouped_order(np.array([9, 1, 8, 2, 1]), batch_size=2, seed=0, epoch=0)
+    array([4, 1, 3, 2, 0])
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    pool = POOL * batch_size
+    for start in range(0, len(order), pool):
+        part = order[start : start + pool]
+        order[start : start + pool] = part[np.argsort(lengths[part], kind="stable")]
+    full = len(order) // batch_size * batch_size
+    batches = order[:full].reshape(-1, batch_size)
+    return np.concatenate((rng.permutation(batches).flatten(), order[full:]))
+
+
+class GroupedByLength(Sampler[int]):
+    """`grouped_order` of the epoch that was set last."""
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = np.asarray(lengths), batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(grouped_order(self.lengths, self.batch_size, self.seed, self.epoch).tolist())
+
+
+class LongestFirst(Sampler[int]):
+    """For evaluation: little padding, and if memory does not suffice, that shows at once."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.order = np.argsort(-np.asarray(lengths), kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order.tolist())
+
+
+def examples_seen(steps: int, batch_size: int, examples: int) -> int:
+    """How many examples `steps` batches hold, the smaller last batch of each epoch counted as it is.
+
+    >>> examples_seen(7, batch_size=4, examples=10)
+    24
+    """
+    per_epoch = -(-examples // batch_size)
+    epochs, rest = divmod(steps, per_epoch)
+    return epochs * examples + min(rest * batch_size, examples)
+
 
 STATE = "training_state.safetensors"
 
@@ -175,3 +246,62 @@ class ExactTrainer(Trainer):
 
     def _generators(self, folder: str) -> Path:
         return Path(folder) / f"generators_{self.args.process_index}.safetensors"
+
+
+MODEL = "model"
+"""The subfolder with the model of a finished run."""
+
+
+def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
+    """Raise `ValueError` for a folder that holds a run which is not to be resumed, or another one."""
+    path = out / CONFIG
+    if not resume and (path.exists() or (out / RECORDS).exists() or steps_saved(out)):
+        raise ValueError(f"{out} holds a run already: go on with --resume, or give another --out.")
+    if not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(config))
+    for name in now:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"--resume with {name}={now.get(name)!r}: {path} says {before.get(name)!r}; a resumed run must keep "
+                f"its settings. Give the same, or another --out."
+            )
+
+
+def prepare_folder(out: Path, config: dict[str, object], resume: bool) -> None:
+    """Check the folder and note the configuration of the run in it."""
+    check_folder(out, config, resume)
+    remove_unfinished(out)
+    if not (out / CONFIG).exists():
+        write_config(out, config)
+
+
+def train(trainer: ExactTrainer) -> None:
+    """Train from the last checkpoint of the run's folder to the end.
+
+    The model is then the best one on the dev set or, where the run names no metric for that, the last one.
+    """
+    out = Path(trainer.args.output_dir)
+    checkpoint = last_checkpoint(out)
+    if checkpoint is not None and trainer_state(checkpoint)["global_step"] >= trainer.args.max_steps:
+        # Killed after the last step. Trainer would take one step more.
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        if trainer.state.best_global_step and trainer.args.load_best_model_at_end:
+            checkpoint = checkpoint_folder(out, trainer.state.best_global_step)
+        load_model(trainer.model, checkpoint / "model.safetensors")
+        return
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+def finish(trainer: ExactTrainer) -> None:
+    """Keep the model as `out/model`, whole or absent; checkpoints are no longer needed."""
+    out = Path(trainer.args.output_dir)
+    if trainer.args.should_save:
+        aside = out / f".{MODEL}"
+        shutil.rmtree(aside, ignore_errors=True)
+        trainer._save(str(aside))
+        shutil.rmtree(out / MODEL, ignore_errors=True)
+        os.replace(aside, out / MODEL)
+        keep_only(out, set())
+    trainer.accelerator.wait_for_everyone()

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from nystromformer.attention import blockwise_softmax, softmax_parts
-from nystromformer.attention.blockwise_softmax import shared_part, window_part
-from nystromformer.attention.softmax_parts import softmax_part
+from nystromformer.attention import partial_softmax
+from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
 
 NUMBER, HEADS, BLOCK, WIDTH, SCALE = 7, 3, 4, 5, 0.4
 
@@ -13,12 +12,12 @@ NUMBER, HEADS, BLOCK, WIDTH, SCALE = 7, 3, 4, 5, 0.4
 @pytest.fixture(params=["fused", "plain"], autouse=True)
 def kernel(request, monkeypatch):
     if request.param == "plain":
-        monkeypatch.setattr(softmax_parts, "FUSED_DEVICES", ())
+        monkeypatch.setattr(partial_softmax, "FUSED_DEVICES", ())
 
 
 @pytest.fixture(params=[1, 3, 100], ids=["one by one", "three at once", "all at once"], autouse=True)
 def blocks_at_once(request, monkeypatch):
-    monkeypatch.setattr(blockwise_softmax, "BLOCKS_AT_ONCE", request.param)
+    monkeypatch.setattr(partial_softmax, "BLOCKS_AT_ONCE", request.param)
 
 
 def draw(*shape, seed, dtype=torch.float64):
@@ -30,7 +29,7 @@ def shared(query, key, value, bias):
 
 
 def shared_copies(query, key, value, bias):
-    return softmax_part(query, *(torch.stack([x] * NUMBER) for x in (key, value)), bias, SCALE)
+    return attention_with_lse(query, *(torch.stack([x] * NUMBER) for x in (key, value)), bias, SCALE)
 
 
 def windowed(query, key, value, bias):
@@ -40,7 +39,7 @@ def windowed(query, key, value, bias):
 def windowed_copies(query, key, value, bias):
     starts = range(0, NUMBER * BLOCK, BLOCK)
     copies = (torch.stack([x[i : i + 3 * BLOCK].transpose(0, 1) for i in starts]) for x in (key, value))
-    return softmax_part(query, *copies, bias, SCALE)
+    return attention_with_lse(query, *copies, bias, SCALE)
 
 
 CASES = {

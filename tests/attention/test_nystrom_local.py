@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from nystromformer import build_attention, nystrom_attention
-from nystromformer.attention import nystrom_local_attention, softmax_parts
+from nystromformer.attention import nystrom_local_attention, partial_softmax
 
 SIZES = {"num_landmarks": 8, "heavy_keys": 2, "block_size": 4, "core_rows": 8}
 """Small enough that a few dozen tokens are approximated."""
@@ -30,7 +30,7 @@ def random_mask(b, n, seed=0, share=0.7):
 def kernel(request, monkeypatch):
     """Everything holds with the fused kernel of CPUs and with the one that runs everywhere."""
     if request.param == "plain":
-        monkeypatch.setattr(softmax_parts, "FUSED_DEVICES", ())
+        monkeypatch.setattr(partial_softmax, "FUSED_DEVICES", ())
     return request.param
 
 

@@ -6,7 +6,7 @@ from largest_tensor import Largest
 from torch import nn
 
 from nystromformer import build_attention
-from nystromformer.attention import nystrom_local_attention, softmax_parts
+from nystromformer.attention import nystrom_local_attention, partial_softmax
 
 SIZES = {"num_landmarks": 16, "heavy_keys": 4, "block_size": 8, "core_rows": 16}
 Q = torch.randn(2, 4, 10, 8)
@@ -25,7 +25,7 @@ def holes(b, n):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 def test_memory_is_what_the_docstring_says(fused, masked, monkeypatch):
     if not fused:
-        monkeypatch.setattr(softmax_parts, "FUSED_DEVICES", ())
+        monkeypatch.setattr(partial_softmax, "FUSED_DEVICES", ())
     heads, n, d, m, s = 2, 4096, 8, 64, 16
     inputs = [torch.randn(1, heads, n, d).requires_grad_() for _ in range(3)]
     mask = torch.arange(n)[None] < n - 100 if masked else None

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from nystromformer.attention import softmax_parts
-from nystromformer.attention.softmax_parts import MASKED, merge, softmax_part
+from nystromformer.attention import partial_softmax
+from nystromformer.attention.partial_softmax import MASKED, attention_with_lse, merge
 
 
 @pytest.fixture(params=["fused", "plain"], autouse=True)
 def kernel(request, monkeypatch):
     if request.param == "plain":
-        monkeypatch.setattr(softmax_parts, "FUSED_DEVICES", ())
+        monkeypatch.setattr(partial_softmax, "FUSED_DEVICES", ())
     return request.param
 
 
@@ -29,7 +29,7 @@ def dense(query, key, value, bias, scale=0.3):
 def test_output_logsumexp_and_gradients_equal_the_dense_ones():
     qkv, bias = tensors()
     results = []
-    for function in (softmax_part, dense):
+    for function in (attention_with_lse, dense):
         out, logsumexp = function(*qkv, bias, scale=0.3)
         gradients = torch.autograd.grad((out * out.detach().sin()).sum() + logsumexp.square().sum(), qkv)
         results.append((out, logsumexp, *gradients))
@@ -43,7 +43,7 @@ def test_the_logsumexp_has_its_gradient_whatever_that_of_the_output_is(share):
     qkv, bias = tensors()
     weight = torch.linspace(-1, 1, 30, dtype=torch.float64).view(2, 3, 5, 1)
     results = []
-    for function in (softmax_part, dense):
+    for function in (attention_with_lse, dense):
         out, logsumexp = function(*qkv, bias, scale=0.3)
         results.append(torch.autograd.grad((share * weight * out).sum() + (weight[..., 0] * logsumexp).sum(), qkv))
     for ours, expected in zip(*results, strict=True):
@@ -52,7 +52,7 @@ def test_the_logsumexp_has_its_gradient_whatever_that_of_the_output_is(share):
 
 def test_gradients_of_any_size_and_layout_are_right():
     qkv, bias = tensors(dtype=torch.float32)
-    out, logsumexp = softmax_part(*qkv, bias, scale=0.3)
+    out, logsumexp = attention_with_lse(*qkv, bias, scale=0.3)
     weight = torch.linspace(-1, 1, out.numel()).view_as(out)
     expected = torch.autograd.grad(out, qkv, weight, retain_graph=True)
     for size in (1e-30, 1e-20, 1e20):
@@ -65,7 +65,7 @@ def test_gradients_of_any_size_and_layout_are_right():
 
 def test_merged_parts_are_one_softmax():
     (query, key, value), bias = tensors(s=9)
-    parts = [softmax_part(query, key[:, :, some], value[:, :, some], bias[..., some], 0.3) for some in
+    parts = [attention_with_lse(query, key[:, :, some], value[:, :, some], bias[..., some], 0.3) for some in
              (slice(0, 4), slice(4, 9))]  # fmt: skip
     merged = merge(*parts)
     expected, _ = dense(query, key, value, bias)
@@ -83,8 +83,8 @@ def test_a_part_without_keys_loses_every_merge_and_stays_finite(dtype):
     qkv, bias = tensors()
     query, key, value = (x.detach().to(dtype).requires_grad_() for x in qkv)
     bias = bias.to(torch.promote_types(dtype, torch.float32))
-    nothing = softmax_part(query, key, value, torch.full_like(bias, MASKED), 0.3)
-    some = softmax_part(query, key, value, bias, 0.3)
+    nothing = attention_with_lse(query, key, value, torch.full_like(bias, MASKED), 0.3)
+    some = attention_with_lse(query, key, value, bias, 0.3)
     for merged in (merge(nothing, some), merge(some, nothing)):
         torch.testing.assert_close(merged, some[0])
         gradients = torch.autograd.grad(merged.sum(), (query, key, value), retain_graph=True)

@@ -6,9 +6,8 @@ import torch
 from nystromformer.attention import ATTENTIONS
 from nystromformer.bench import cases
 from nystromformer.bench.cases import Case, make_inputs, parse_lengths, prepare
-from nystromformer.bench.memory import Memory, measure_memory
+from nystromformer.bench.measure import Memory, interleaved_times, measure_memory
 from nystromformer.bench.run import BenchOptions, reason_to_skip, run_bench
-from nystromformer.bench.timing import interleaved_times
 from nystromformer.records import Recorder, read_records
 
 SMALL = {"heads": 2, "head_dim": 16}

@@ -4,7 +4,7 @@ import pytest
 
 from nystromformer.bench.table import (
     LIMIT,
-    Cell,
+    Entry,
     cells,
     markdown,
     memory_text,
@@ -71,7 +71,7 @@ def test_missing_values_have_no_ratio():
     assert paper_ratio("linear", 8192, 0) is None
     assert paper_ratio("nystrom-64", 100, 0) is None
     assert paper_ratio("nystrom-64", 8192, 1) == pytest.approx(155.4 / 12.3)
-    assert Cell().seconds is None
+    assert Entry().seconds is None
 
 
 def test_markdown_holds_every_cell():

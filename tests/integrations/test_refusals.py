@@ -24,7 +24,7 @@ from transformers import (
 
 from nystromformer import NystromformerConfig, NystromformerModel
 from nystromformer.integrations.attention_interface import nystrom_attention_forward
-from nystromformer.integrations.interface_masks import WindowMask, padding_mask, window_radius
+from nystromformer.integrations.hf_masks import WindowMask, padding_mask, window_radius
 
 GPT2 = GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50, bos_token_id=1, eos_token_id=2)
 DECODERS = {

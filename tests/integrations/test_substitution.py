@@ -6,8 +6,7 @@ from encoders import build, switch, tokens
 from torch.nn import functional
 
 from nystromformer import nystrom_attention
-from nystromformer.integrations.attention_errors import exact_map, head_errors
-from nystromformer.integrations.substitution import capture, exact_attention, substituted
+from nystromformer.integrations.probe import exact_attention, exact_map, head_errors, record_calls, swap_attention
 
 
 def padded():
@@ -18,7 +17,7 @@ def padded():
 def test_exact_attention_in_its_place_changes_nothing(name):
     model, ids, mask = build(name), tokens(), padded()
     before = model(ids, attention_mask=mask.long()).last_hidden_state
-    calls, output = capture(model, input_ids=ids, attention_mask=mask.long())
+    calls, output = record_calls(model, input_ids=ids, attention_mask=mask.long())
     torch.testing.assert_close(output.last_hidden_state[mask], before[mask], atol=1e-5, rtol=0)
     assert len(calls) == 2
     assert [call.radius for call in calls] == ([None, 8] if name == "modernbert" else [None, None])
@@ -31,7 +30,7 @@ def test_any_attention_can_take_its_place():
     attend = lambda call: nystrom_attention(
         call.query, call.key, call.value, 8, call.query_mask, call.key_mask, scale=call.scale
     )
-    with substituted(model, attend):
+    with swap_attention(model, attend):
         other = model(ids, attention_mask=mask.long()).last_hidden_state
     expected = switch(model, 8)(ids, attention_mask=mask.long()).last_hidden_state
     torch.testing.assert_close(other, expected)
@@ -39,13 +38,13 @@ def test_any_attention_can_take_its_place():
 
 def test_an_error_inside_leaves_the_model_as_it_was():
     model = build("bert")
-    with pytest.raises(ZeroDivisionError), substituted(model, lambda call: 1 / 0):
+    with pytest.raises(ZeroDivisionError), swap_attention(model, lambda call: 1 / 0):
         model(tokens())
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_errors_are_relative_frobenius_norms():
-    calls, _ = capture(build("bert"), input_ids=tokens(), attention_mask=padded().long())
+    calls, _ = record_calls(build("bert"), input_ids=tokens(), attention_mask=padded().long())
     errors = head_errors(calls[0], nystrom_attention, 8)
     call = calls[0]
     for example, length in enumerate((100, 60)):
@@ -61,7 +60,7 @@ def test_errors_are_relative_frobenius_norms():
 
 
 def test_exact_attention_is_softmax_attention():
-    calls, _ = capture(build("bert"), input_ids=tokens())
+    calls, _ = record_calls(build("bert"), input_ids=tokens())
     call = calls[1]
     expected = functional.scaled_dot_product_attention(call.query, call.key, call.value)
     torch.testing.assert_close(exact_attention(call), expected)

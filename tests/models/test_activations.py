@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from nystromformer.models.activations import ONE_KERNEL, activation
+from nystromformer.models.encoder import ONE_KERNEL, activation
 
 
 @pytest.mark.parametrize("name", ONE_KERNEL)

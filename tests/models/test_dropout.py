@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nystromformer.models.encoder.dropout import Dropout
+from nystromformer.models.encoder import Dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

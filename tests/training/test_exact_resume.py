@@ -11,9 +11,15 @@ import training_runs
 from safetensors.torch import load_file
 from training_runs import Killed, make_trainer
 
-from nystromformer.training.checkpoints import checkpoint_folder, damage_of, last_checkpoint, steps_saved, trainer_state
-from nystromformer.training.run import train
-from nystromformer.training.state import save_state
+from nystromformer.training.checkpoints import (
+    checkpoint_folder,
+    damage_of,
+    last_checkpoint,
+    save_state,
+    steps_saved,
+    trainer_state,
+)
+from nystromformer.training.trainer import train
 
 
 @pytest.fixture(scope="module")

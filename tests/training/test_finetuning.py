@@ -12,15 +12,13 @@ from small_bert import write_bert
 import nystromformer
 from nystromformer.attention import SkipConvolution
 from nystromformer.data.glue import Texts
-from nystromformer.jobs.finetune_models import Source, load_classifier
 from nystromformer.models.conversion import convert_model
 from nystromformer.report.finetune_table import best_results, finetune_tables
-from nystromformer.training.early_stopping import has_stalled
-from nystromformer.training.finetuning import predictions
-from nystromformer.training.finetuning_recipes import RECIPES, Recipe
+from nystromformer.training.callbacks import has_stalled
+from nystromformer.training.finetuning import RECIPES, Recipe, predictions, tokenize
+from nystromformer.training.finetuning_models import Source, load_classifier
 from nystromformer.training.metrics import scores
-from nystromformer.training.order import LongestFirst
-from nystromformer.training.text_examples import tokenize
+from nystromformer.training.trainer import LongestFirst
 
 LABELS = ("0", "1")
 

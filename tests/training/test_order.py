@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nystromformer.training.order import GroupedByLength, LongestFirst, examples_seen, grouped_order
+from nystromformer.training.trainer import GroupedByLength, LongestFirst, examples_seen, grouped_order
 
 LENGTHS = np.random.default_rng(0).integers(1, 2000, 10_000)
 

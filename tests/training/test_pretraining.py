@@ -9,16 +9,23 @@ from corpora import texts, write_json_lines, write_vocabulary
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from nystromformer.data.corpus.build import build_corpus
-from nystromformer.data.corpus.documents import Reading
 from nystromformer.data.corpus.examples import pretraining_examples
+from nystromformer.data.corpus.shards import build_corpus
+from nystromformer.data.corpus.text import Reading
 from nystromformer.data.tokenizers import load_tokenizer
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training.checkpoints import last_checkpoint
-from nystromformer.training.pretraining import Pretraining, run_pretraining
-from nystromformer.training.pretraining_model import build_model, special_tokens
-from nystromformer.training.pretraining_recipes import SIZES, SMOKE, PretrainingRecipe, recipe_for
+from nystromformer.training.pretraining import (
+    SIZES,
+    SMOKE,
+    Pretraining,
+    PretrainingRecipe,
+    build_model,
+    recipe_for,
+    run_pretraining,
+    special_tokens,
+)
 from nystromformer.training.pretraining_trainer import Clock
 
 RECIPE = replace(SMOKE, steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from nystromformer.training.checkpoints import load_generators, save_generators
-from nystromformer.training.state import load_state, save_state
+from nystromformer.training.checkpoints import load_generators, load_state, save_generators, save_state
 
 
 def back(tmp_path, state):

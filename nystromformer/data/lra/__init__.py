@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nystromformer.data.lra import image, listops, pathfinder, retrieval, text
 from nystromformer.data.lra.examples import Examples, Splits, as_is
-from nystromformer.data.lra.folders import whole_folder
 from nystromformer.data.lra.parquet import download, local_folder
+from nystromformer.files import whole_folder
 
 __all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "local_folder", "task_folder"]
 

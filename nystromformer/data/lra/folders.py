@@ -1,40 +1,9 @@
 """Folders of generated data: whole or absent, and known for what they are."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-DESCRIPTION = "dataset.json"
-"""Says how a folder was generated and how many examples each part has."""
-
-
-@contextmanager
-def whole_folder(out: Path, description: dict[str, object]) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when everything is written, and nothing if anything fails.
-
-    >>> import tempfile
-    >>> out = Path(tempfile.mkdtemp()) / "set"
-    >>> with whole_folder(out, {"generator": "none"}) as folder:
-    ...     _ = (folder / "a.txt").write_text("a")
-    ...     out.exists()
-    False
-    >>> sorted(path.name for path in out.iterdir())
-    ['a.txt', 'dataset.json']
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: give another --out, or remove it first.")
-    aside = out.parent / f".{out.name}.unfinished"
-    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        (aside / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        os.replace(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+from nystromformer.files import DESCRIPTION
 
 
 def description_of(folder: Path) -> dict[str, object] | None:

@@ -1,8 +1,8 @@
 import pytest
 from corpora import texts, write_json_lines, write_vocabulary
 
-from nystromformer.data.corpus.build import build_corpus
-from nystromformer.data.corpus.documents import Reading
+from nystromformer.data.corpus.shards import build_corpus
+from nystromformer.data.corpus.text import Reading
 from nystromformer.data.tokenizers import load_tokenizer
 
 
@@ -14,7 +14,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def make_corpus(tokenizer, tmp_path, monkeypatch):
     """A corpus of some documents, in shards of about 300 tokens."""
-    monkeypatch.setattr("nystromformer.data.corpus.build.CHARACTERS_PER_PIECE", 500)
+    monkeypatch.setattr("nystromformer.data.corpus.shards.CHARACTERS_PER_PIECE", 500)
 
     def make(documents=None, workers=1, cache=None, **options):
         file = write_json_lines(tmp_path / "documents.jsonl", texts(60) if documents is None else documents)

@@ -8,11 +8,8 @@ import pytest
 from corpora import texts, write_json_lines
 from real_data import REAL_DATA, needs_real_data
 
-from nystromformer.data.corpus.build import build_corpus, open_corpus
-from nystromformer.data.corpus.documents import Reading
-from nystromformer.data.corpus.encoding import text_hash
-from nystromformer.data.corpus.sentences import split_sentences
-from nystromformer.data.corpus.vocabulary import corpus_tokenizer
+from nystromformer.data.corpus.shards import build_corpus, corpus_tokenizer, open_corpus, text_hash
+from nystromformer.data.corpus.text import Reading, split_sentences
 
 
 def rebuilt(*_, **__):
@@ -68,7 +65,7 @@ def test_a_corpus_is_reused_while_nothing_changes(make_corpus, tokenizer, tmp_pa
     first = make_corpus()
     file, cache, content = tmp_path / "documents.jsonl", tmp_path / "cache", tokenizer.backend_tokenizer.to_str()
     with monkeypatch.context() as patched:
-        patched.setattr("nystromformer.data.corpus.build._make", rebuilt)
+        patched.setattr("nystromformer.data.corpus.shards._make", rebuilt)
         assert build_corpus([file], Reading(), content, cache).digest == first.digest
         changes = {
             "tokenizer": lambda: build_corpus([file], Reading(), content.replace("stone", "stones"), cache),
@@ -140,7 +137,7 @@ def test_a_trained_tokenizer_is_kept(tmp_path, monkeypatch):
     shares = []
     first = corpus_tokenizer([file], Reading(), 60, tmp_path / "cache", shares.append)
     assert shares[-1] == 1.0
-    monkeypatch.setattr("nystromformer.data.corpus.vocabulary._train", rebuilt)
+    monkeypatch.setattr("nystromformer.data.corpus.shards._train", rebuilt)
     again = corpus_tokenizer([file], Reading(), 60, tmp_path / "cache")
     assert again.get_vocab() == first.get_vocab()
     assert again.tokenize("The stone") == first.tokenize("The stone")
@@ -150,8 +147,8 @@ def test_a_trained_tokenizer_is_kept(tmp_path, monkeypatch):
 
 @needs_real_data
 def test_real_articles_are_read():
-    from nystromformer.data.corpus.build import texts_of
-    from nystromformer.data.corpus.sources import corpus_files
+    from nystromformer.data.corpus.shards import texts_of
+    from nystromformer.data.corpus.text import corpus_files
 
     files = corpus_files([str(REAL_DATA / "wikipedia")])
     found = [text for text, _ in texts_of(files, Reading())]

@@ -6,11 +6,17 @@ import torch
 from corpora import texts
 from torch.utils.data import DataLoader
 
-from nystromformer.data.corpus.chunks import in_validation
-from nystromformer.data.corpus.encoding import text_hash
-from nystromformer.data.corpus.examples import SpecialTokens, pretraining_examples
-from nystromformer.data.corpus.masking import IGNORED, Masking, mask_tokens
-from nystromformer.data.corpus.pairs import NO_PAIR, shortened
+from nystromformer.data.corpus.examples import (
+    IGNORED,
+    NO_PAIR,
+    Masking,
+    SpecialTokens,
+    in_validation,
+    mask_tokens,
+    pretraining_examples,
+    shortened,
+)
+from nystromformer.data.corpus.shards import text_hash
 
 SPECIAL = SpecialTokens(cls=2, sep=3, pad=0, mask=4, all=(0, 1, 2, 3, 4), vocab_size=22)
 POINT, STONE = 5, 7

@@ -1,6 +1,6 @@
 import pytest
 
-from nystromformer.data.corpus.sentences import split_sentences
+from nystromformer.data.corpus.text import split_sentences
 
 
 @pytest.mark.parametrize(

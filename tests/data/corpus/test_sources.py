@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from nystromformer.data.corpus.documents import Reading, documents
-from nystromformer.data.corpus.sources import corpus_files
+from nystromformer.data.corpus.text import Reading, corpus_files, documents
 
 
 def read(path, **options):

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystromformer.data.lra import listops
-from nystromformer.data.lra.listops import FILES, ListOpsOptions, distinct_examples, generate, read
-from nystromformer.data.lra.listops_trees import TOKENS, TreeOptions, random_examples
+from nystromformer.data.lra.listops import (
+    FILES,
+    TOKENS,
+    ListOpsOptions,
+    TreeOptions,
+    distinct_examples,
+    generate,
+    random_examples,
+    read,
+)
 
 SMALL = ListOpsOptions(min_tokens=5, max_tokens=40, train=60, dev=20, test=20, seed=3)
 
@@ -72,7 +80,7 @@ def test_nodes_follow_the_published_distribution():
 
 
 def listops_levels(chunk):
-    from nystromformer.data.lra.listops_trees import grow
+    from nystromformer.data.lra.listops import grow
 
     return grow(np.random.default_rng([0, chunk]), TreeOptions(min_tokens=0, max_tokens=100_000))
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nystromformer.data.lra.parallel import in_order
+from nystromformer.data.parallel import in_order
 
 ENDLESS = """
 import itertools, os, time

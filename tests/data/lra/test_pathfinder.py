@@ -7,13 +7,14 @@ from PIL import Image
 from nystromformer.data.lra.pathfinder import (
     DIFFICULTY,
     PathfinderSetOptions,
+    distances_to_lines,
+    draw,
     generate,
     picture_number,
     preview,
     read,
 )
 from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, random_picture
-from nystromformer.data.lra.pathfinder_drawing import distances_to_lines, draw
 
 OPTIONS = PathfinderOptions()
 PICTURES = [random_picture(np.random.default_rng([7, index]), index % 2 == 0, OPTIONS) for index in range(20)]

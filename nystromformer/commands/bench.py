@@ -1,0 +1,74 @@
+"""`nystromformer bench`: the paper's efficiency table, measured here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nystromformer.errors import UserError, user_input
+
+
+def bench(
+    lengths: Annotated[str, typer.Option(help="Sequence lengths, up to 1048576 for the linear attentions.")] = (
+        "512,1024,2048,4096,8192"
+    ),
+    attention: Annotated[str, typer.Option(help="Attentions by name, or `all`; `dense` keeps the n×n matrix.")] = "all",
+    batch: Annotated[int, typer.Option(help="Examples in the input.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward together.")] = False,
+    masked: Annotated[bool, typer.Option("--masked", help="An eighth of each example is padding.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also other packages' Nyström attention.")] = False,
+    budget: Annotated[float, typer.Option(help="Seconds of timing for each length.")] = 15.0,
+    cell_limit: Annotated[float, typer.Option(help="Skip calls that would take longer, in seconds.")] = 60.0,
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the input.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for records, tables and plots.")] = Path("runs/bench"),
+) -> None:
+    """Time and peak memory of attentions over sequence lengths, beside the paper's table.
+
+    Example: `nystromformer bench --lengths 1024,4096 --attention standard,nystrom-64 --peers`
+    """
+    from nystromformer.bench.cases import available_peers, default_attentions, parse_lengths, parse_list
+    from nystromformer.bench.run import BenchOptions, options_as_config, print_tables, run_bench
+    from nystromformer.bench.table import cells, draw_plots, markdown
+    from nystromformer.files import write_text
+    from nystromformer.progress import steps_bar
+    from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+
+    with user_input():
+        names = default_attentions() if attention == "all" else parse_list(attention, "--attention")
+        if peers:
+            reasons = available_peers()
+            missing = [f"{peer} ({reason})" for peer, reason in reasons.items() if reason]
+            if missing:
+                raise UserError(f"--peers: {', '.join(missing)}.")
+            names += [peer for peer in reasons if peer not in names]
+        options = BenchOptions(
+            lengths=parse_lengths(lengths),
+            attentions=names,
+            batch=batch,
+            heads=heads,
+            head_dim=head_dim,
+            backward=backward,
+            masked=masked,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            budget=budget,
+            cell_limit=cell_limit,
+        )
+        options.cases()
+        new_job_folder(out)
+    config = options_as_config(options)
+    write_config(out, config)
+    recorder = Recorder(out, job="bench", config=config, seed=seed)
+    with steps_bar(len(options.lengths) * (len(names) + 1)) as step:
+        run_bench(options, recorder, step)
+    records = list(read_records(out))
+    write_text(out / "table.md", markdown(records))
+    table = cells(records)
+    draw_plots(table, out)
+    print_tables(table)
+    typer.echo(f"Records, tables and plots: {out}")

@@ -1,0 +1,51 @@
+"""Work shared out to processes, with results in the order of the work."""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from threading import Thread
+from typing import TypeVar
+
+Given = TypeVar("Given")
+
+Result = TypeVar("Result")
+
+AHEAD = 3
+"""Pieces of work handed out for each process before the first result is taken."""
+
+
+def in_order(work: Callable[[Given], Result], pieces: Iterable[Given], workers: int | None = None) -> Iterator[Result]:
+    """`map(work, pieces)` on several processes, as many as there are cores by default. `pieces` may be endless.
+
+    >>> list(in_order(abs, [-1, -2], workers=1))
+    [1, 2]
+    """
+    workers = workers or os.cpu_count() or 1
+    if workers == 1:
+        yield from map(work, pieces)
+        return
+    # Processes are started afresh: a fork of one that has used threads can hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_parent) as pool:
+        pieces = iter(pieces)
+        waiting = deque(pool.submit(work, piece) for piece in islice(pieces, AHEAD * workers))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(work, piece) for piece in islice(pieces, 1))
+                yield result
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def leave_with_parent() -> None:
+    """End this process when the one that started it is killed; it would wait for work for ever."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

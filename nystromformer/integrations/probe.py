@@ -1,0 +1,178 @@
+"""Look at what a model's attention is given, run it with another, and measure what that changes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from nystromformer.attention import skip_convolution
+from nystromformer.attention.common import key_padding_mask, zero_masked
+from nystromformer.integrations.attention_interface import (
+    AttentionCall,
+    attention_map,
+    attention_of,
+    read_call,
+    window_attention,
+)
+from nystromformer.integrations.guarded_models import refuse
+from nystromformer.integrations.hf_masks import WindowMask, padding_mask
+from nystromformer.integrations.hf_modules import interface_modules
+from nystromformer.integrations.skip_convolution import convolution_kernel
+from nystromformer.models.encoder import NystromformerSelfAttention
+from nystromformer.models.model import NystromformerPreTrainedModel
+
+NAME = "nystromformer-substitute"
+
+Attend = Callable[[AttentionCall], Tensor]
+
+_current: ContextVar[Attend] = ContextVar("attention that stands in for a model's own")
+
+
+@contextmanager
+def swap_attention(model: PreTrainedModel, attend: Attend) -> Iterator[None]:
+    """Inside, `model` uses `attend`, which turns an `AttentionCall` into (b, h, n, e).
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8))
+    >>> with swap_attention(model, lambda call: torch.zeros_like(call.query)):
+    ...     output = model(torch.tensor([[1, 2, 3]]))
+    """
+    AttentionInterface.register(NAME, _forward)
+    AttentionMaskInterface.register(NAME, padding_mask)
+    modules = list(interface_modules(model))
+    if not modules:
+        refuse(model)
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    configs = {id(part.config): part.config for part in [*modules, *parts]}.values()
+    before = [config._attn_implementation for config in configs]
+    token = _current.set(attend)
+    try:
+        for config in configs:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        _current.reset(token)
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+
+
+def record_calls(model: PreTrainedModel, **inputs: Tensor) -> tuple[list[AttentionCall], object]:
+    """All calls of its attention in one forward of `model` with exact attention, and the model's output."""
+    calls: list[AttentionCall] = []
+
+    def attend(call: AttentionCall) -> Tensor:
+        calls.append(call)
+        return exact_attention(call)
+
+    with swap_attention(model, attend), torch.no_grad():
+        output = model(**inputs)
+    if not calls:
+        refuse(model)
+    return calls, output
+
+
+def exact_attention(call: AttentionCall) -> Tensor:
+    """Softmax attention as the model means it, windows included: (b, h, n, e), masked rows 0."""
+    if call.radius is not None:
+        window = {"mask": call.key_mask, "radius": call.radius, "scale": call.scale}
+        return window_attention(call.query, call.key, call.value, **window)
+    query, key, value = (
+        zero_masked(x, mask)
+        for x, mask in ((call.query, call.query_mask), (call.key, call.key_mask), (call.value, call.key_mask))
+    )
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=key_padding_mask(call.key_mask), scale=call.scale
+    )
+    return zero_masked(out, call.query_mask)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | WindowMask | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
+    out = _current.get()(call)
+    if (kernel := convolution_kernel(module)) is not None:
+        out = zero_masked(out + skip_convolution(zero_masked(call.value, call.key_mask), kernel), call.query_mask)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def own_calls(model: NystromformerPreTrainedModel, **inputs: Tensor) -> list[AttentionCall]:
+    """The calls of all layers in one forward of `model`, with the attention that it has.
+
+    >>> from nystromformer.models import NystromformerConfig, NystromformerModel
+    >>> sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 8}
+    >>> calls = own_calls(NystromformerModel(NystromformerConfig(**sizes)), input_ids=torch.tensor([[5, 6, 7]]))
+    >>> [tuple(call.key.shape) for call in calls]
+    [(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)]
+    """
+    calls: list[AttentionCall] = []
+
+    def keep(module: nn.Module, given: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
+        query, key, value, mask = given
+        calls.append(AttentionCall(module, query, key, value, mask, mask, radius=None, scale=None))
+
+    layers = [module for module in model.modules() if isinstance(module, NystromformerSelfAttention)]
+    hooks = [layer.attention.register_forward_pre_hook(keep) for layer in layers]
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+@dataclass(frozen=True)
+class HeadErrors:
+    """Relative errors of one layer, for each example and head, (b, h)."""
+
+    matrix: Tensor
+    """‖Ŝ − S‖ / ‖S‖ of the attention matrices, in the Frobenius norm."""
+    output: Tensor
+    """‖Ŝ V − S V‖ / ‖S V‖ of what attention gives."""
+
+
+def head_errors(call: AttentionCall, operation: Callable[..., Tensor], num_landmarks: int) -> HeadErrors:
+    """Errors of `operation`, such as `nystrom_attention`, for a captured call.
+
+    >>> from nystromformer import nystrom_attention
+    >>> x = torch.randn(1, 2, 50, 8)
+    >>> call = AttentionCall(None, x, x, x, query_mask=None, key_mask=None, radius=None, scale=None)
+    >>> bool(head_errors(call, nystrom_attention, num_landmarks=50).matrix.max() < 1e-5)  # as many as tokens
+    True
+    """
+    attend = attention_of(call, operation, num_landmarks)
+    return HeadErrors(
+        matrix=relative_error(attention_map(attend, call.query, call.key), exact_map(call)),
+        output=relative_error(attend(call.query, call.key, call.value), exact_attention(call)),
+    )
+
+
+def exact_map(call: AttentionCall) -> Tensor:
+    """The attention matrix (b, h, n, s) itself."""
+    return attention_map(lambda query, key, value: exact_attention(replace(call, value=value)), call.query, call.key)
+
+
+def approximate_map(call: AttentionCall, operation: Callable[..., Tensor], num_landmarks: int) -> Tensor:
+    """The matrix (b, h, n, s) that `operation` multiplies values with; entries can be slightly negative."""
+    return attention_map(attention_of(call, operation, num_landmarks), call.query, call.key)
+
+
+def relative_error(approximation: Tensor, exact: Tensor) -> Tensor:
+    """‖approximation − exact‖ / ‖exact‖ over the last two dimensions; masked rows are 0 in both."""
+    norms = [torch.linalg.matrix_norm(x.float()) for x in (approximation.float() - exact.float(), exact)]
+    return norms[0] / norms[1].clamp(min=torch.finfo(torch.float32).tiny)

@@ -1,0 +1,324 @@
+"""The encoder: embeddings, self-attention, layers, pooling."""
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+from nystromformer.attention import Attention, nystrom_attention_weights
+from nystromformer.attention.common import key_padding_mask, shape_of
+from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.checks import check_at_least
+from nystromformer.models.configuration import NystromformerConfig
+
+ONE_KERNEL = {"gelu_new": "gelu_pytorch_tanh"}
+"""The same formula, computed and kept for backward as one operation instead of eight."""
+
+
+def activation(name: str) -> nn.Module:
+    """The activation of this name.
+
+    >>> import torch
+    >>> activation("gelu_new")(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([-0.1588,  0.0000,  1.9546])
+    """
+    return ACT2FN[ONE_KERNEL.get(name, name)]
+
+
+def tile_positions(table: Tensor, offset: int, length: int) -> Tensor:
+    """The position table (offset + n, d) for `length` tokens: its n positions are repeated, or cut off.
+
+    Tiling keeps what the model knows about neighbours, except where one copy ends and the next begins (the paper's
+    models for long input start so). The first `offset` rows stand for no position and stay.
+
+    >>> tile_positions(torch.tensor([[-1.0], [0.0], [1.0], [2.0]]), offset=1, length=5).flatten()
+    tensor([-1.,  0.,  1.,  2.,  0.,  1.])
+    """
+    check_at_least("length", length, 1)
+    before, positions = table[:offset], table[offset:]
+    copies = -(-length // positions.shape[0])
+    return torch.cat((before, positions.repeat(copies, 1)[:length]))
+
+
+def token_mask(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    """`attention_mask` (b, n) of 0 and 1, or booleans, as a boolean mask with True for real tokens.
+
+    None where nothing is masked, as far as that can be told without waiting for a device or breaking a graph: the
+    unmasked attention is faster.
+
+    >>> token_mask(torch.tensor([[1, 1, 0]]), 1, 3)
+    tensor([[ True,  True, False]])
+    >>> token_mask(torch.tensor([[1, 1, 1]]), 1, 3) is None
+    True
+    """
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask is a {type(attention_mask).__name__}: must be a tensor ({batch}, {length}).")
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] != length:
+        raise ValueError(
+            f"attention_mask has shape {shape_of(attention_mask)}: must be ({batch}, {length}), 1 for real tokens and "
+            f"0 for padding; masks over pairs of tokens (4-D or causal ones) do not fit attention of linear cost."
+        )
+    if attention_mask.is_floating_point() or attention_mask.is_complex():
+        raise TypeError(
+            f"attention_mask has dtype {attention_mask.dtype}: must be boolean or whole numbers, 1 for real tokens; "
+            f"convert a 0/1 mask with mask.bool() and an additive one with mask == 0."
+        )
+    can_look = attention_mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    if can_look and attention_mask.dtype != torch.bool and bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+        raise ValueError(
+            "attention_mask has values besides 0 and 1: must be 1 for real tokens and 0 for padding; sequences packed "
+            "into one row can't be kept apart."
+        )
+    mask = attention_mask.bool()
+    return None if can_look and bool(mask.all()) else mask
+
+
+def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
+    """The first real token ("cls") or the mean of the real tokens ("mean") of `hidden` (b, n, d): (b, d).
+
+    >>> hidden, mask = torch.tensor([[[9.0], [1.0], [3.0]]]), torch.tensor([[False, True, True]])
+    >>> pool(hidden, mask, "cls"), pool(hidden, mask, "mean")
+    (tensor([[1.]]), tensor([[2.]]))
+    """
+    if mask is None:
+        return hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
+    if pooling == "cls":
+        first = mask.long().argmax(dim=1)  # not simply 0: padding may stand on the left
+        return hidden.gather(1, first[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+    total = torch.where(mask[..., None], hidden, torch.zeros((), dtype=hidden.dtype, device=hidden.device)).sum(dim=1)
+    return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+class NystromformerPooler(nn.Module):
+    """A dense layer and tanh on the pooled vector, as in BERT."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return torch.tanh(self.dense(pooled))
+
+
+LEVELS = 1 << 16
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, four decisions of which are made by one random number of 64 bits where tensors are on a CPU.
+
+    PyTorch draws its numbers one by one there, on one thread: a tenth of a training step of a small model.
+    Probabilities are rounded to 1/65,536, and what is kept is divided by the rounded one: the mean stays the input.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        dropped = round(self.p * LEVELS)
+        if not self.training or input.device.type != "cpu" or torch.compiler.is_compiling() or dropped in (0, LEVELS):
+            return super().forward(input)
+        count = input.numel()
+        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+        levels = words.view(torch.int16)[:count].view(input.shape)
+        kept = torch.tensor(LEVELS / (LEVELS - dropped), dtype=input.dtype)
+        return input * torch.where(levels >= dropped - LEVELS // 2, kept, 0)
+
+
+LONGEST = 1024
+"""Sequences for which whole attention matrices are given: 12 heads of 1,024² float32 are 50 MB a layer."""
+
+
+def attention_map(attention: Attention, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """The matrix that `attention` multiplies the values with, (b, h, n, n), for `query` and `key` (b, h, n, d).
+
+    >>> from nystromformer import build_attention
+    >>> attention, x = build_attention("nystrom-8", num_heads=2, head_dim=4), torch.randn(1, 2, 20, 4)
+    >>> attention_map(attention, x, x, None).shape
+    torch.Size([1, 2, 20, 20])
+    """
+    length = query.shape[2]
+    if length > LONGEST:
+        raise ValueError(
+            f"output_attentions=True with {length} tokens: at most {LONGEST}, since the matrices grow with the square "
+            f"of the length; ask for single rows with nystromformer.nystrom_attention_weights(query, key, rows=[0])."
+        )
+    if isinstance(attention, NystromSelfAttention):
+        rows = torch.arange(length, device=query.device)
+        return nystrom_attention_weights(query, key, rows, query_mask=mask, key_mask=mask, **vars(attention.options))
+    if not attention.exact:
+        raise ValueError(
+            f"output_attentions=True: {type(attention).__name__} has no attention matrix to show; "
+            f"use attention='standard' or 'nystrom', or leave output_attentions out."
+        )
+    scores = query @ key.mT * query.shape[3] ** -0.5
+    if mask is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~key_padding_mask(mask), -torch.inf).softmax(dim=-1)
+    return weights.masked_fill(~(mask[:, None, :, None] & mask[:, None, None, :]), 0)  # masked rows are 0, as outputs
+
+
+class NystromformerEmbeddings(nn.Module):
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.max_length, self.offset = config.max_position_embeddings, config.position_offset
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(self.max_length + self.offset, width)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.embedding_norm else None
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds  # (b n d)
+        length, device = words.shape[1], words.device
+        if position_ids is None:
+            self.check_length(length)
+            position_ids = torch.arange(self.offset, self.offset + length, device=device).unsqueeze(0)
+        added = self.position_embeddings(position_ids)  # (1 n d): the same for the whole batch, unless given
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+            added = added + self.token_type_embeddings(token_type_ids)
+        elif token_type_ids is not None:
+            raise ValueError(
+                f"token_type_ids of shape {shape_of(token_type_ids)} were given to a model without token types "
+                f"(type_vocab_size=0): leave them out, with tokenizer(..., return_token_type_ids=False)."
+            )
+        hidden = words + added
+        return self.dropout(hidden if self.LayerNorm is None else self.LayerNorm(hidden))
+
+    def check_length(self, length: int) -> None:
+        if length > self.max_length:
+            raise ValueError(
+                f"length {length}: the position table has room for {self.max_length} tokens; shorten the input with "
+                f"tokenizer(..., truncation=True, max_length={self.max_length}), or lengthen the table with "
+                f"model.resize_position_embeddings({length}) or `nystromformer convert SRC DST --max-length {length}`."
+            )
+
+
+class NystromformerSelfAttention(nn.Module):
+    """Queries, keys and values from (b, n, hidden), and the attention that `config.attention` names."""
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, width = config.num_attention_heads, config.head_dim, config.hidden_size
+        self.attention = config.build_attention()
+        self.query = nn.Linear(width, width)
+        # an attention that takes its queries as keys would leave a projection without gradient, which DDP refuses
+        self.key = None if self.attention.shares_query_key else nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self._adopt_convolution()
+
+    def _adopt_convolution(self) -> None:
+        """Published checkpoints hold the convolution beside the projections, as `attention.self.conv.weight`.
+
+        So it becomes a child of this module, and the attention keeps a plain reference to the same module.
+        """
+        if "conv" in self.attention._modules:
+            self.conv = self.attention._modules.pop("conv")
+            self.attention.__dict__["conv"] = self.conv
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(b, n, hidden) → the same, and the attention matrix (b, h, n, n) on request."""
+        query = self._split_heads(self.query(hidden))
+        key = query if self.key is None else self._split_heads(self.key(hidden))
+        value = self._split_heads(self.value(hidden))
+        weights = attention_map(self.attention, query, key, mask) if output_attentions else None
+        context = self.attention(query, key, value, mask)
+        return context.transpose(1, 2).flatten(2), weights
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)  # (b h n d)
+
+
+class NystromformerOutput(nn.Module):
+    """The end of a sublayer: dense layer, dropout, residual connection; and the sublayer's LayerNorm."""
+
+    def __init__(self, config: NystromformerConfig, input_size: int) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.dense = nn.Linear(input_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def sublayer_input(self, hidden: Tensor) -> Tensor:
+        return self.LayerNorm(hidden) if self.pre_norm else hidden
+
+    def forward(self, update: Tensor, hidden: Tensor) -> Tensor:
+        out = hidden + self.dropout(self.dense(update))
+        return out if self.pre_norm else self.LayerNorm(out)
+
+
+class NystromformerAttentionBlock(nn.Module):
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        self.self = NystromformerSelfAttention(config)
+        self.output = NystromformerOutput(config, config.hidden_size)
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        update, weights = self.self(self.output.sublayer_input(hidden), mask, output_attentions)
+        return self.output(update, hidden), weights
+
+
+class NystromformerIntermediate(nn.Module):
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = activation(config.hidden_act)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.activation(self.dense(hidden))
+
+
+class NystromformerLayer(GradientCheckpointingLayer):
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        self.attention = NystromformerAttentionBlock(config)
+        self.intermediate = NystromformerIntermediate(config)
+        self.output = NystromformerOutput(config, config.intermediate_size)
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden, weights = self.attention(hidden, mask, output_attentions)
+        return self.output(self.intermediate(self.output.sublayer_input(hidden)), hidden), weights
+
+
+class NystromformerEncoder(nn.Module):
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(NystromformerLayer(config) for _ in range(config.num_hidden_layers))
+        # with the LayerNorms before the sublayers nothing has normalised the last sum yet
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+
+    def forward(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> BaseModelOutput:
+        """`hidden_states` are the embeddings and each layer's output; the last of them is `last_hidden_state`."""
+        states, maps = [], []
+        for layer in self.layer:
+            if output_hidden_states:
+                states.append(hidden)
+            hidden, weights = layer(hidden, mask, output_attentions)
+            if output_attentions:
+                maps.append(weights)
+        hidden = hidden if self.norm is None else self.norm(hidden)
+        return BaseModelOutput(
+            last_hidden_state=hidden,
+            hidden_states=(*states, hidden) if output_hidden_states else None,
+            attentions=tuple(maps) if output_attentions else None,
+        )

@@ -1,0 +1,261 @@
+"""Models with a head: classification of sequences and tokens, multiple choice, question answering."""
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from nystromformer.attention.common import shape_of
+from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.encoder import activation
+from nystromformer.models.losses import IGNORED, cross_entropy_tally, sequence_loss
+from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
+
+
+class ClassificationHead(nn.Module):
+    """Two layers on the pooled vector. BERT's pooler and classifier, RoBERTa's head and LRA's are all of this form."""
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__()
+        size = config.classifier_size or config.hidden_size
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dense = nn.Linear(config.hidden_size, size)
+        self.activation = activation(config.classifier_activation or config.hidden_act)
+        self.out_proj = nn.Linear(size, config.num_labels)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(pooled)))))
+
+
+class NystromformerForSequenceClassification(NystromformerPreTrainedModel):
+    """Classifier or regressor of sequences.
+
+    >>> import torch
+    >>> config = NystromformerConfig(
+    ...     hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64, num_labels=3
+    ... )
+    >>> model = NystromformerForSequenceClassification(config)
+    >>> model(torch.randint(5, 100, (2, 300)), labels=torch.tensor([0, 2])).logits.shape
+    torch.Size([2, 3])
+    """
+
+    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__(config)
+        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> SequenceClassifierOutput:
+        """`labels`: classes (b,), several labels (b, labels) of 0.0 and 1.0, or numbers; see `sequence_loss`."""
+        encoded = self.nystromformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(encoded.pooler_output)
+        return SequenceClassifierOutput(
+            loss=None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch),
+            logits=logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+
+class NystromformerForTokenClassification(NystromformerPreTrainedModel):
+    """Classifier of tokens.
+
+    >>> import torch
+    >>> config = NystromformerConfig(
+    ...     hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64, num_labels=5
+    ... )
+    >>> NystromformerForTokenClassification(config)(torch.randint(5, 100, (2, 300))).logits.shape
+    torch.Size([2, 300, 5])
+    """
+
+    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__(config)
+        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """`labels` (b, n) are classes, -100 for tokens that don't count."""
+        encoded = self.nystromformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(encoded.last_hidden_state))
+        return TokenClassifierOutput(
+            loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
+            logits=logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+
+class NystromformerForMultipleChoice(NystromformerPreTrainedModel):
+    """Multiple choice: every input has an axis of choices behind the batch.
+
+    >>> import torch
+    >>> config = NystromformerConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64)
+    >>> NystromformerForMultipleChoice(config)(torch.randint(5, 100, (2, 4, 100))).logits.shape
+    torch.Size([2, 4])
+    """
+
+    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__(config)
+        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
+        self.pre_classifier = nn.Linear(config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> MultipleChoiceModelOutput:
+        """Inputs are (b, choices, n); `labels` (b,) is the index of the right choice."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or given.dim() != (3 if inputs_embeds is None else 4):
+            shape = "nothing" if given is None else shape_of(given)
+            raise ValueError(
+                f"the input is {shape}: must be input_ids (b, choices, n) or inputs_embeds (b, choices, n, d)."
+            )
+        choices = given.shape[1]
+        encoded = self.nystromformer(
+            input_ids=_flat(input_ids),
+            attention_mask=_flat(attention_mask),
+            token_type_ids=_flat(token_type_ids),
+            position_ids=_flat(position_ids),
+            inputs_embeds=_flat(inputs_embeds),
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        scores = self.classifier(self.pre_classifier(encoded.pooler_output).relu())  # (b·choices 1)
+        logits = scores.view(-1, choices)
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
+            logits=logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+
+def _flat(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.flatten(0, 1)
+
+
+class NystromformerForQuestionAnswering(NystromformerPreTrainedModel):
+    """Extractive question answering.
+
+    >>> import torch
+    >>> config = NystromformerConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64)
+    >>> out = NystromformerForQuestionAnswering(config)(torch.randint(5, 100, (2, 300)))
+    >>> out.start_logits.shape, out.end_logits.shape
+    (torch.Size([2, 300]), torch.Size([2, 300]))
+    """
+
+    def __init__(self, config: NystromformerConfig) -> None:
+        super().__init__(config)
+        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """`start_positions` and `end_positions` (b,) are token indices; those outside the input are left out."""
+        encoded = self.nystromformer(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)  # (b n) each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = (position_loss(start_logits, start_positions) + position_loss(end_logits, end_positions)) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits.contiguous(),
+            end_logits=end_logits.contiguous(),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+
+def position_loss(logits: Tensor, positions: Tensor) -> Tensor:
+    positions = positions.view(-1)
+    outside = (positions < 0) | (positions >= logits.shape[1])  # cut off with the end of a long text
+    return cross_entropy_tally(logits, positions.masked_fill(outside, IGNORED)).mean()

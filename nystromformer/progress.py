@@ -1,0 +1,81 @@
+"""Progress bars with the time left, one look for all jobs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes, seconds.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+@contextmanager
+def count_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that reports (done, wanted)."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, wanted: bar.update(task, completed=done, total=wanted)
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[Callable[[float], None]]:
+    """A bar with the time left; the function it gives is told how much is done, from 0 to 1."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, visible=False)  # nothing to do is nothing to show
+        yield lambda share: bar.update(task, completed=share, visible=True)
+
+
+@contextmanager
+def steps_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar with the time left; the function it gives is called before each of `total` steps, with a label."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("starting", total=total)
+        started = False
+
+        def step(label: str) -> None:
+            nonlocal started
+            bar.update(task, description=label, advance=1 if started else 0)
+            started = True
+
+        yield step
+        bar.update(task, description="done", completed=total)

@@ -1,0 +1,156 @@
+"""Callbacks of training: curves recorded, progress shown, training stopped early."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from nystromformer.files import write_text
+from nystromformer.progress import duration
+from nystromformer.records import RECORDS, Recorder, read_records
+
+
+class ShowProgress(TrainerCallback):
+    """On the first process only. Where the output is no terminal, the lines remain."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self.title = title
+        self.console = console or Console(stderr=True)
+        self.bar: Progress | None = None
+        self.steps = self.evaluation = TaskID(0)
+        self.started, self.first_step = 0.0, 0
+
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        if state.is_world_process_zero:
+            self.started, self.first_step = time.monotonic(), state.global_step
+            self._show(state)
+
+    def _show(self, state) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+        )
+        self.steps = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step, speed="")
+        self.evaluation = self.bar.add_task("evaluation", total=None, visible=False, speed="")
+        self.bar.start()
+
+    def on_step_end(self, args, state, control, **_: object) -> None:
+        if self.bar is not None:
+            speed = f"{self._speed(state.global_step):.2f} steps/s"
+            self.bar.update(self.steps, completed=state.global_step, speed=speed)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: object) -> None:
+        if self.bar is None and state.is_world_process_zero:  # the final test, after training
+            self._show(state)
+        if self.bar is not None:
+            self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True)
+
+    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+        if self.bar is None:
+            return
+        self.bar.reset(self.evaluation, visible=False)
+        found = ", ".join(
+            f"{name.removeprefix('eval_')} {value:.4g}"
+            for name, value in (metrics or {}).items()
+            if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "time"))
+        )
+        speed = self._speed(state.global_step)
+        left = (state.max_steps - state.global_step) / speed if speed else 0.0
+        self.console.print(
+            f"{self.title}: step {state.global_step:,} of {state.max_steps:,}, {found} "
+            f"({speed:.2f} steps/s, {duration(left)} left)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def on_predict(self, args, state, control, metrics=None, **_: object) -> None:
+        self._hide()
+
+    def on_train_end(self, args, state, control, **_: object) -> None:
+        self._hide()
+
+    def _hide(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _speed(self, step: int) -> float:
+        return (step - self.first_step) / max(time.monotonic() - self.started, 1e-9)
+
+
+DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+class Record(TrainerCallback):
+    """One record for each training loss and each metric of an evaluation, with its step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        if state.is_world_process_zero:
+            forget_after(self.recorder.folder, state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **_: object) -> None:
+        if state.is_world_process_zero and "loss" in (logs or {}):
+            self.recorder.record("train_loss", logs["loss"], step=state.global_step)
+
+    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+        if not state.is_world_process_zero:
+            return
+        for name, value in (metrics or {}).items():
+            name = name.removeprefix("eval_")
+            if name not in (*DETAILS, "epoch"):
+                self.recorder.record(f"dev_{name}", value, step=state.global_step)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Drop records of steps that a resumed run will take again: the killed one was further than its checkpoint."""
+    path = Path(folder) / RECORDS
+    if not path.exists():
+        return
+    kept = [record for record in read_records(folder) if record.get("step", 0) <= step]
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+
+
+class Curves(TensorBoardCallback):
+    """TensorBoard's files in `out/tensorboard`. A resumed run hides what the killed one had after its checkpoint."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self.folder = out / "tensorboard"
+
+    def on_train_begin(self, args, state, control, **kwargs: object) -> None:
+        if state.is_world_process_zero:
+            self.tb_writer = self._SummaryWriter(log_dir=str(self.folder), purge_step=state.global_step + 1)
+        super().on_train_begin(args, state, control, **kwargs)
+
+
+def has_stalled(log: Iterable[dict[str, float]], metric: str, patience: int) -> bool:
+    """Whether the last `patience` evaluations were all no better than one before.
+
+    >>> log = [{"eval_f1": value} for value in (0.5, 0.7, 0.6, 0.7)]
+    >>> has_stalled(log, "f1", 2), has_stalled(log, "f1", 3)
+    (True, False)
+    """
+    values = [entry[f"eval_{metric}"] for entry in log if f"eval_{metric}" in entry]
+    return bool(values) and len(values) - 1 - values.index(max(values)) >= patience
+
+
+class StopEarly(TrainerCallback):
+    def __init__(self, metric: str, patience: int) -> None:
+        self.metric, self.patience = metric, patience
+
+    def on_evaluate(self, args, state, control, **_: object) -> None:
+        if has_stalled(state.log_history, self.metric, self.patience):
+            control.should_training_stop = True
