@@ -1,19 +1,76 @@
 """Models with a head: classification of sequences and tokens, multiple choice, question answering."""
 
+import functools
+import inspect
+from collections.abc import Callable
+
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling as Encoding
 from transformers.modeling_outputs import (
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple
 
 from nystromformer.attention.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
 from nystromformer.models.losses import IGNORED, cross_entropy_tally, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
+
+
+def on_encoding(head: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
+    """The `forward` of a model with a head: it encodes its input, and `head` turns the encoding into the output.
+
+    What all such models take and return beside their own stands here once: the encoder's inputs come before those of
+    `head`, and hidden states and attentions are added to what it returns. HF Trainer reads the signature to know
+    which columns of a data set to pass on.
+    """
+
+    @functools.wraps(head)
+    def forward(
+        self: "NystromformerWithHead",
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **own: object,
+    ) -> ModelOutput:
+        encoding = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        output = head(self, encoding, **own)
+        output.hidden_states, output.attentions = encoding.hidden_states, encoding.attentions
+        return output
+
+    *common, _ = inspect.signature(forward, follow_wrapped=False).parameters.values()
+    _, _, *own_parameters = inspect.signature(head).parameters.values()
+    forward.__signature__ = inspect.Signature([*common, *own_parameters])  # type: ignore[attr-defined]
+    return can_return_tuple(forward)
+
+
+class NystromformerWithHead(NystromformerPreTrainedModel):
+    """What models with a head share: `nystromformer`, the encoder, and how it is called."""
+
+    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
+
+    def __init__(self, config: NystromformerConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        self.nystromformer = NystromformerModel(config, add_pooling_layer)
+
+    def encode(self, **inputs: Tensor | bool | None) -> Encoding:
+        return self.nystromformer(**inputs, return_dict=True)
 
 
 class ClassificationHead(nn.Module):
@@ -32,7 +89,7 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(pooled)))))
 
 
-class NystromformerForSequenceClassification(NystromformerPreTrainedModel):
+class NystromformerForSequenceClassification(NystromformerWithHead):
     """Classifier or regressor of sequences.
 
     >>> import torch
@@ -44,48 +101,24 @@ class NystromformerForSequenceClassification(NystromformerPreTrainedModel):
     torch.Size([2, 3])
     """
 
-    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
-
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         self.classifier = ClassificationHead(config)
         self.post_init()
 
-    @can_return_tuple
+    @on_encoding
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> SequenceClassifierOutput:
         """`labels`: classes (b,), several labels (b, labels) of 0.0 and 1.0, or numbers; see `sequence_loss`."""
-        encoded = self.nystromformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(encoded.pooler_output)
+        logits = self.classifier(encoding.pooler_output)
         return SequenceClassifierOutput(
             loss=None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch),
             logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 
-class NystromformerForTokenClassification(NystromformerPreTrainedModel):
+class NystromformerForTokenClassification(NystromformerWithHead):
     """Classifier of tokens.
 
     >>> import torch
@@ -96,51 +129,27 @@ class NystromformerForTokenClassification(NystromformerPreTrainedModel):
     torch.Size([2, 300, 5])
     """
 
-    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
-
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
+    @on_encoding
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> TokenClassifierOutput:
         """`labels` (b, n) are classes, -100 for tokens that don't count."""
-        encoded = self.nystromformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.dropout(encoded.last_hidden_state))
+        logits = self.classifier(self.dropout(encoding.last_hidden_state))
         return TokenClassifierOutput(
             loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
             logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 
-class NystromformerForMultipleChoice(NystromformerPreTrainedModel):
-    """Multiple choice: every input has an axis of choices behind the batch.
+class NystromformerForMultipleChoice(NystromformerWithHead):
+    """Multiple choice: every input has an axis of choices after the batch.
 
     >>> import torch
     >>> config = NystromformerConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64)
@@ -148,61 +157,41 @@ class NystromformerForMultipleChoice(NystromformerPreTrainedModel):
     torch.Size([2, 4])
     """
 
-    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
-
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         self.pre_classifier = nn.Linear(config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> MultipleChoiceModelOutput:
-        """Inputs are (b, choices, n); `labels` (b,) is the index of the right choice."""
+    def encode(
+        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **inputs: Tensor | bool | None
+    ) -> Encoding:
+        """All choices are encoded as one batch; the pooled vectors are (b, choices, d) again."""
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None or given.dim() != (3 if inputs_embeds is None else 4):
             shape = "nothing" if given is None else shape_of(given)
             raise ValueError(
                 f"the input is {shape}: must be input_ids (b, choices, n) or inputs_embeds (b, choices, n, d)."
             )
-        choices = given.shape[1]
-        encoded = self.nystromformer(
-            input_ids=_flat(input_ids),
-            attention_mask=_flat(attention_mask),
-            token_type_ids=_flat(token_type_ids),
-            position_ids=_flat(position_ids),
-            inputs_embeds=_flat(inputs_embeds),
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        scores = self.classifier(self.pre_classifier(encoded.pooler_output).relu())  # (b·choices 1)
-        logits = scores.view(-1, choices)
+        inputs |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        flat = {name: x.flatten(0, 1) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        encoding = super().encode(**flat)
+        encoding.pooler_output = encoding.pooler_output.unflatten(0, given.shape[:2])
+        return encoding
+
+    @on_encoding
+    def forward(
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+    ) -> MultipleChoiceModelOutput:
+        """Inputs are (b, choices, n); `labels` (b,) is the index of the right choice."""
+        logits = self.classifier(self.pre_classifier(encoding.pooler_output).relu())[..., 0]  # (b choices)
         return MultipleChoiceModelOutput(
             loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
             logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 
-def _flat(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.flatten(0, 1)
-
-
-class NystromformerForQuestionAnswering(NystromformerPreTrainedModel):
+class NystromformerForQuestionAnswering(NystromformerWithHead):
     """Extractive question answering.
 
     >>> import torch
@@ -212,37 +201,23 @@ class NystromformerForQuestionAnswering(NystromformerPreTrainedModel):
     (torch.Size([2, 300]), torch.Size([2, 300]))
     """
 
+    accepts_loss_kwargs = False
+
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @can_return_tuple
+    @on_encoding
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        encoding: Encoding,
+        *,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
     ) -> QuestionAnsweringModelOutput:
         """`start_positions` and `end_positions` (b,) are token indices; those outside the input are left out."""
-        encoded = self.nystromformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)  # (b n) each
+        start_logits, end_logits = self.qa_outputs(encoding.last_hidden_state).unbind(dim=-1)  # (b n) each
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = (position_loss(start_logits, start_positions) + position_loss(end_logits, end_positions)) / 2
@@ -250,8 +225,6 @@ class NystromformerForQuestionAnswering(NystromformerPreTrainedModel):
             loss=loss,
             start_logits=start_logits.contiguous(),
             end_logits=end_logits.contiguous(),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 

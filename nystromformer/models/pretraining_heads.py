@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling as Encoding
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from nystromformer.attention.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
+from nystromformer.models.heads import NystromformerWithHead, on_encoding
 from nystromformer.models.losses import IGNORED, Tally, cross_entropy_tally
-from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
 TIED = {
     "cls.predictions.decoder.weight": "nystromformer.embeddings.word_embeddings.weight",
@@ -72,7 +73,21 @@ class PreTrainingHeads(MaskedLMHead):
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
-class NystromformerForMaskedLM(NystromformerPreTrainedModel):
+class PredictsWords(NystromformerWithHead):
+    """What models with a head over the vocabulary share."""
+
+    _tied_weights_keys = TIED
+    cls: MaskedLMHead
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+
+class NystromformerForMaskedLM(PredictsWords):
     """Masked language model.
 
     >>> import torch
@@ -85,57 +100,32 @@ class NystromformerForMaskedLM(NystromformerPreTrainedModel):
     (torch.Size([]), None)
     """
 
-    _tied_weights_keys = TIED
-    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
     _keys_to_ignore_on_load_unexpected = (r"cls\.seq_relationship\.",)  # of checkpoints from pretraining
 
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         self.cls = MaskedLMHead(config)
         self.post_init()
 
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.cls.predictions.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
-
-    @can_return_tuple
+    @on_encoding
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        encoding: Encoding,
+        *,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> MaskedLMOutput:
-        """`labels` (b, n) are -100 except at masked tokens. With labels the vocabulary's logits, the largest tensor of
-        the model, are computed at those tokens only and not returned, unless `output_logits=True`.
+        """`labels` (b, n) are -100 except at masked tokens.
+
+        In training with labels, the vocabulary's logits, the largest tensor of the model, are computed at those tokens
+        only and not returned. `output_logits` decides otherwise, in training and in evaluation.
         """
-        encoded = self.nystromformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        hidden, head = encoded.last_hidden_state, self.cls.predictions
-        wants_logits = labels is None if output_logits is None else output_logits
+        hidden, head = encoding.last_hidden_state, self.cls.predictions
+        wants_logits = labels is None or not self.training if output_logits is None else output_logits
         return MaskedLMOutput(
             loss=None if labels is None else head.tally(hidden, labels).mean(num_items_in_batch),
             logits=head(hidden) if wants_logits else None,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 
@@ -157,7 +147,7 @@ class NystromformerForPreTrainingOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class NystromformerForPreTraining(NystromformerPreTrainedModel):
+class NystromformerForPreTraining(PredictsWords):
     """Masked language model and sentence-order classifier.
 
     >>> config = NystromformerConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=64)
@@ -168,21 +158,10 @@ class NystromformerForPreTraining(NystromformerPreTrainedModel):
     (86, 2)
     """
 
-    _tied_weights_keys = TIED
-    accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
-
     def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
-        self.nystromformer = NystromformerModel(config)
+        super().__init__(config, add_pooling_layer=True)
         self.cls = PreTrainingHeads(config)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.cls.predictions.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
 
     @staticmethod
     def count_items(batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
@@ -197,40 +176,26 @@ class NystromformerForPreTraining(NystromformerPreTrainedModel):
         ]
         return torch.stack(counts).sum(dim=0)
 
-    @can_return_tuple
+    @on_encoding
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        encoding: Encoding,
+        *,
         labels: Tensor | None = None,
         sentence_order_label: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> NystromformerForPreTrainingOutput:
         """`labels` (b, n) are -100 except at masked tokens; `sentence_order_label` (b,) is 0 for segments in order, 1
-        for swapped ones, -100 for examples that are no pair. `output_logits`: see `NystromformerForMaskedLM`.
+        for swapped ones, -100 for examples that are no pair. With labels the vocabulary's logits are returned only with
+        `output_logits=True`: sums, counts and right answers say more, and add up over batches.
 
         Each objective is divided by its own count: that of this batch or, with a pair of numbers from `count_items` as
         `num_items_in_batch`, that of all batches of an optimizer step. HF Trainer by itself passes only the number of
         masked tokens; see `combined_loss`.
         """
-        encoded = self.nystromformer(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        hidden, head = encoded.last_hidden_state, self.cls.predictions
-        order_logits = self.cls.seq_relationship(encoded.pooler_output)
+        hidden, head = encoding.last_hidden_state, self.cls.predictions
+        order_logits = self.cls.seq_relationship(encoding.pooler_output)
         mlm = None if labels is None else head.tally(hidden, labels)
         sop = None if sentence_order_label is None else cross_entropy_tally(order_logits, sentence_order_label)
         wants_logits = labels is None if output_logits is None else output_logits
@@ -240,8 +205,6 @@ class NystromformerForPreTraining(NystromformerPreTrainedModel):
             seq_relationship_logits=order_logits,
             **{} if mlm is None else {f"mlm_{name}": value.detach() for name, value in mlm._asdict().items()},
             **{} if sop is None else {f"sop_{name}": value.detach() for name, value in sop._asdict().items()},
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
 

@@ -1,5 +1,7 @@
 """Heads and their losses, against torch's losses on all logits."""
 
+import inspect
+
 import pytest
 import torch
 from torch.nn import functional
@@ -44,6 +46,30 @@ def test_the_vocabulary_is_met_at_masked_positions_only(small, ids):
     assert seen == [(int((labels != -100).sum()), 100)]
     assert model(x, labels=labels, output_logits=True).logits.shape == (3, 40, 100)
     assert model(x).logits.shape == (3, 40, 100)
+
+
+def test_evaluation_returns_logits_beside_the_loss(small, ids):
+    model, x = NystromformerForMaskedLM(small()).eval(), ids(3, 40)
+    out = model(x, labels=masked(x))
+    torch.testing.assert_close(out.logits, model(x).logits)
+    assert model(x, labels=masked(x), output_logits=False).logits is None
+
+
+def test_a_head_takes_the_inputs_of_the_encoder_and_its_own(small, ids):
+    encoder = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"}
+    own = {
+        NystromformerForMaskedLM: {"labels", "output_logits", "num_items_in_batch"},
+        NystromformerForMultipleChoice: {"labels", "num_items_in_batch"},
+        NystromformerForPreTraining: {"labels", "sentence_order_label", "output_logits", "num_items_in_batch"},
+        NystromformerForQuestionAnswering: {"start_positions", "end_positions"},
+        NystromformerForSequenceClassification: {"labels", "num_items_in_batch"},
+        NystromformerForTokenClassification: {"labels", "num_items_in_batch"},
+    }
+    for model, names in own.items():
+        taken = inspect.signature(model(small()).forward).parameters.keys()
+        assert taken == encoder | names | {"output_attentions", "output_hidden_states"}
+    with pytest.raises(TypeError, match="label"):
+        NystromformerForTokenClassification(small())(ids(1, 8), label=ids(1, 8))
 
 
 def test_a_batch_without_masked_tokens_costs_nothing(small, ids):
