@@ -1,9 +1,31 @@
 """Nyströmformer: self-attention in linear time and memory, and the whole system of the AAAI 2021 paper around it."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from nystromformer.errors import install_hint
-from nystromformer.version import __version__
+
+if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
+    from nystromformer.attention import (
+        NystromAttention,
+        build_attention,
+        nystrom_attention,
+        nystrom_attention_weights,
+    )
+    from nystromformer.integrations import register
+    from nystromformer.integrations.skip_convolution import add_skip_convolution
+    from nystromformer.models import (
+        NystromformerConfig,
+        NystromformerForMaskedLM,
+        NystromformerForMultipleChoice,
+        NystromformerForPreTraining,
+        NystromformerForQuestionAnswering,
+        NystromformerForSequenceClassification,
+        NystromformerForTokenClassification,
+        NystromformerModel,
+    )
+
+__version__ = "0.1.0"
 
 _HOMES = {
     "nystromformer.attention": [
@@ -22,13 +44,30 @@ _HOMES = {
         "NystromformerForTokenClassification",
         "NystromformerModel",
     ],
-    "nystromformer.integrations": ["add_skip_convolution", "register"],
+    "nystromformer.integrations": ["register"],
+    "nystromformer.integrations.skip_convolution": ["add_skip_convolution"],
 }
 """Where each public name lives. It is imported when first used: the command line and the attentions stay light."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *_HOME_OF]
+__all__ = [
+    "NystromAttention",
+    "NystromformerConfig",
+    "NystromformerForMaskedLM",
+    "NystromformerForMultipleChoice",
+    "NystromformerForPreTraining",
+    "NystromformerForQuestionAnswering",
+    "NystromformerForSequenceClassification",
+    "NystromformerForTokenClassification",
+    "NystromformerModel",
+    "__version__",
+    "add_skip_convolution",
+    "build_attention",
+    "nystrom_attention",
+    "nystrom_attention_weights",
+    "register",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -12,7 +12,7 @@ import typer
 
 from nystromformer.cli import app, entry, main
 from nystromformer.errors import install_hint
-from nystromformer.version import __version__
+from nystromformer import __version__
 
 COMMANDS = typer.main.get_command(app).commands
 REQUIRED = {

@@ -34,6 +34,9 @@ NEEDS = {
     "bench": ("cli", "models", "peers"),
     "report": ("cli",),
     "cli.py": ("cli",),
+    "demo.py": ("train", "cli"),
+    "figures.py": ("cli",),
+    "progress.py": ("cli",),
 }
 """The extras that a part of the package may import from. Other folders hold the commands, which may use all of them."""
 COMMANDS_NEED = ("train", "cli")

@@ -1,0 +1,63 @@
+"""The public names: a change here is a change for users, and belongs into CHANGELOG.md."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import nystromformer
+
+NAMES = {
+    "NystromAttention",
+    "NystromformerConfig",
+    "NystromformerForMaskedLM",
+    "NystromformerForMultipleChoice",
+    "NystromformerForPreTraining",
+    "NystromformerForQuestionAnswering",
+    "NystromformerForSequenceClassification",
+    "NystromformerForTokenClassification",
+    "NystromformerModel",
+    "__version__",
+    "add_skip_convolution",
+    "build_attention",
+    "nystrom_attention",
+    "nystrom_attention_weights",
+    "register",
+}
+SIGNATURES = {
+    "build_attention": "name, *, num_heads, head_dim, max_length, **",
+    "nystrom_attention": "query, key, value, mask, *, num_landmarks, query_mask, key_mask, conv_weight, "
+    "pinv_iterations, pinv_scaling, exact_below, scale",
+}
+"""The names of parameters in order; * before those by keyword. Further keywords may follow."""
+
+
+def test_the_public_names_are_these():
+    assert set(nystromformer.__all__) == NAMES
+    assert set(dir(nystromformer)) >= NAMES
+
+
+def test_every_public_name_can_be_had():
+    for name in NAMES:
+        assert getattr(nystromformer, name) is not None
+
+
+def test_editors_and_type_checkers_see_the_same_names():
+    """Names are imported when first used; what a type checker reads stands under `TYPE_CHECKING`."""
+    tree = ast.parse(Path(nystromformer.__file__).read_text(encoding="utf-8"))
+    shown = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for alias in statement.names
+    }
+    assert shown == NAMES - {"__version__"}
+
+
+def test_the_operation_keeps_its_parameters():
+    parameters = inspect.signature(nystromformer.nystrom_attention).parameters
+    wanted = SIGNATURES["nystrom_attention"].replace("*, ", "").split(", ")
+    assert list(parameters)[:4] == wanted[:4]
+    assert set(wanted) <= parameters.keys()
+    positional = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert positional == ["query", "key", "value", "mask"]
