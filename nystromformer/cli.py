@@ -15,7 +15,7 @@ from nystromformer.commands.lra_data import lra_data
 from nystromformer.commands.pretrain import pretrain
 from nystromformer.commands.report import report
 from nystromformer.errors import UserError, missing_package, refuse
-from nystromformer.version import __version__
+from nystromformer import __version__
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
 UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nystromformer.files import write_text
-from nystromformer.version import __version__
+from nystromformer import __version__
 
 RECORDS = "records.jsonl"
 
