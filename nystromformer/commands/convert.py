@@ -1,7 +1,5 @@
 """`nystromformer convert`: weights of BERT-like models for a Nyströmformer, and back."""
 
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,16 +92,12 @@ def converted(model: "PreTrainedModel", to: str, changes: dict[str, object]) -> 
 
 
 def write(model: "PreTrainedModel", source: str, out: Path) -> str:
-    """Write model and tokenizer aside, then give them their name: DST is whole or absent. Returns a line about both."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        model.save_pretrained(aside)
-        line = copy_tokenizer(source, aside, model.config.max_position_embeddings)
-        os.replace(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return line
+    """Write model and tokenizer: DST is whole or absent. Returns a line about both."""
+    from nystromformer.files import whole_folder
+
+    with whole_folder(out) as folder:
+        model.save_pretrained(folder)
+        return copy_tokenizer(source, folder, model.config.max_position_embeddings)
 
 
 def copy_tokenizer(source: str, folder: Path, max_length: int) -> str:

@@ -1,8 +1,6 @@
 """A corpus as shards of token ids, built once per tokenizer and kept."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -18,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from nystromformer.data.corpus.text import Reading, documents, split_sentences
 from nystromformer.data.parallel import in_order
 from nystromformer.data.tokenizers import read_tokenizer, train_tokenizer
+from nystromformer.files import whole_folder, write_text
 
 ENCODING_VERSION = 1
 """Counts changes to this file or `sentences.py` that change what comes out."""
@@ -283,10 +282,7 @@ def _make(
     report: TellShare,
     tokens_per_shard: int,
 ) -> None:
-    aside = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed; the lock says that no other one writes it
-    aside.mkdir()
-    try:
+    with whole_folder(folder) as aside:
         (aside / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         pieces = _pieces(files, reading, str(aside / "tokenizer.json"))
         encoded = _reported(in_order(encode, pieces, workers), report)
@@ -295,9 +291,6 @@ def _make(
             raise ValueError(empty(files))
         sources = [{"file": str(path), "bytes": path.stat().st_size} for path in files]
         write_description(aside, {"sources": sources, "reading": asdict(reading), "shards": shards})
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def texts_of(files: list[Path], reading: Reading) -> Iterator[tuple[str, float]]:
@@ -379,9 +372,4 @@ def _train(files: list[Path], reading: Reading, vocab_size: int, path: Path, rep
     if next(iter(texts), None) is None:
         raise ValueError(empty(files))
     tokenizer = train_tokenizer(texts, vocab_size)
-    aside = path.with_name(f".{path.name}.unfinished")
-    try:
-        tokenizer.backend_tokenizer.save(str(aside))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_text(path, tokenizer.backend_tokenizer.to_str(pretty=True))

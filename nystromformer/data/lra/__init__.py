@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nystromformer.data.lra import image, listops, pathfinder, retrieval, text
 from nystromformer.data.lra.examples import Examples, Splits, as_is
+from nystromformer.data.lra.folders import described_folder
 from nystromformer.data.lra.parquet import download, local_folder
-from nystromformer.files import whole_folder
 
 __all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "local_folder", "task_folder"]
 
@@ -66,5 +66,5 @@ def fetch(name: str, out: Path) -> None:
     task = TASKS[name]
     if task.hub_id is None:
         raise ValueError(f"{name} is not on the Hub: {task.source.format(name=name)}.")
-    with whole_folder(out, {"task": name, "hub_id": task.hub_id, "examples": {}}) as folder:
+    with described_folder(out, {"task": name, "hub_id": task.hub_id, "examples": {}}) as folder:
         download(task.hub_id, folder)

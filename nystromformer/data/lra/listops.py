@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from nystromformer.data.lra.examples import Examples, Sequences, Splits
-from nystromformer.data.lra.folders import check_count
+from nystromformer.data.lra.folders import check_count, described_folder
 from nystromformer.data.lra.tables import label_of, rows_of, shown
 from nystromformer.data.parallel import in_order
-from nystromformer.files import whole_folder
 
 DIGIT_PROBABILITY = 0.75
 
@@ -207,7 +206,7 @@ def generate(
     sizes = {part: getattr(options, part) for part in FILES}
     wanted = sum(sizes.values())
     description = {"task": "listops", "options": asdict(options), "examples": sizes}
-    with whole_folder(out, description) as folder:
+    with described_folder(out, description) as folder:
         examples = distinct_examples(options, wanted, workers)
         made = 0
         for part, size in sizes.items():

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from nystromformer.data.lra.examples import Examples, Sequences, Splits
-from nystromformer.data.lra.folders import check_count
+from nystromformer.data.lra.folders import check_count, described_folder
 from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, Picture, random_picture
 from nystromformer.data.lra.pictures import pixels_of
 from nystromformer.data.lra.tables import nearby
 from nystromformer.data.parallel import in_order
-from nystromformer.files import whole_folder
 
 
 def draw(picture: Picture, options: PathfinderOptions) -> np.ndarray:
@@ -122,7 +121,7 @@ def generate(
         "options": {**asdict(options), **asdict(options.pictures)},
         "examples": {"all": options.count},
     }
-    with whole_folder(out, description) as folder:
+    with described_folder(out, description) as folder:
         inner = folder / f"curv_contour_length_{options.contour_length}"
         (inner / "metadata").mkdir(parents=True)
         parts = [(number, range(number * BATCH, min((number + 1) * BATCH, options.count))) for number in range(folders)]
