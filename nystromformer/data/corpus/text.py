@@ -8,12 +8,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from nystromformer.data.hub import download
+
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt")
 
 COMPRESSED = ".gz"
 """Text and JSON lines may be compressed so."""
 
-HUB_ID = re.compile(r"([\w.-]+/[\w.-]+?)(?::([\w./-]+))?")
+HUB_SOURCE = re.compile(r"([\w.-]+/[\w.-]+?)(?::([\w./-]+))?")
 
 
 def kind_of(path: Path) -> str | None:
@@ -47,7 +49,7 @@ def _files(corpus: str) -> list[Path]:
         return [path]
     if path.is_dir():
         return _files_in(path, corpus)
-    match = HUB_ID.fullmatch(corpus)
+    match = HUB_SOURCE.fullmatch(corpus)
     if match is None or corpus.startswith((".", "~")):
         raise ValueError(f"--corpus {corpus}: no such file or folder, and no Hub id (owner/name) either.")
     return _files_in(_from_hub(*match.groups()), corpus)
@@ -63,18 +65,9 @@ def _files_in(folder: Path, corpus: str) -> list[Path]:
 
 def _from_hub(name: str, subfolder: str | None) -> Path:
     """The local copy of a data set, downloaded if it is not there yet."""
-    from huggingface_hub import snapshot_download
-
     within = f"{subfolder.strip('/')}/" if subfolder else ""
     patterns = [f"{within}*{suffix}{end}" for suffix in SUFFIXES for end in ("", COMPRESSED)]
-    try:
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns)) / within
-    except Exception as error:  # the Hub's, the network's and the cache's errors have nothing else in common
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(
-            f"--corpus {name}: no such file or folder, and as a data set of the Hub it can't be had ({reason}); "
-            f"download it where the Hub can be reached and give its folder."
-        ) from error
+    return download(name, patterns=patterns, option="--corpus") / within
 
 
 DIVISIONS = ("blank-line", "line", "file")

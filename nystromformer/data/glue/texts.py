@@ -118,7 +118,7 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
         except (TypeError, ValueError):
             number = np.nan
         if not np.isfinite(number):
-            raise ValueError(f"{row.where}: label {shown(given)}; must be a number: mend or remove the row.")
+            raise ValueError(f"{row.where}: label {shown(given)}; must be a number: fix or remove the row.")
         return number
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool) and 0 <= given < len(classes):
         return int(given)
@@ -127,7 +127,7 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
         return classes[name]
     unlabelled = " Is this a part without labels?" if name == "-1" else ""
     raise ValueError(
-        f"{row.where}: label {shown(given)}; must be one of {', '.join(classes)}: mend or remove the row.{unlabelled}"
+        f"{row.where}: label {shown(given)}; must be one of {', '.join(classes)}: fix or remove the row.{unlabelled}"
     )
 
 

@@ -1,15 +1,15 @@
-"""Long Range Arena: five tasks, one file each, all read into the same `Splits`."""
+"""Long Range Arena: five tasks, all read into the same `Splits`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nystromformer.data.lra import image, listops, pathfinder, retrieval, text
+from nystromformer.data.hub import download
+from nystromformer.data.lra import listops, pathfinder
 from nystromformer.data.lra.examples import Examples, Splits, as_is
-from nystromformer.data.lra.folders import described_folder
-from nystromformer.data.lra.parquet import download, local_folder
+from nystromformer.data.lra.readers import described_folder, read_image, read_retrieval, read_text
 
-__all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "local_folder", "task_folder"]
+__all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "task_folder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ GENERATED = "make it with: nystromformer lra-data {name} --out DIR"
 TASKS: dict[str, Task] = {
     "listops": Task(title="ListOps", read=listops.read, classes=10, vocabulary=32, source=GENERATED),
     "text": Task(
-        title="Text", read=text.read, classes=2, vocabulary=BYTES, hub_id="stanfordnlp/imdb", folders=("imdb",)
+        title="Text", read=read_text, classes=2, vocabulary=BYTES, hub_id="stanfordnlp/imdb", folders=("imdb",)
     ),
     "retrieval": Task(
         title="Retrieval",
-        read=retrieval.read,
+        read=read_retrieval,
         classes=2,
         vocabulary=BYTES,
         pair=True,
@@ -48,7 +48,7 @@ TASKS: dict[str, Task] = {
         source="take new_aan_pairs.{{train,eval,test}}.tsv of LRA's release (lra_release.gz, folder tsv_data)",
     ),
     "image": Task(
-        title="Image", read=image.read, classes=10, vocabulary=BYTES, hub_id="uoft-cs/cifar10", folders=("cifar10",)
+        title="Image", read=read_image, classes=10, vocabulary=BYTES, hub_id="uoft-cs/cifar10", folders=("cifar10",)
     ),
     "pathfinder": Task(title="Pathfinder", read=pathfinder.read, classes=2, vocabulary=BYTES, source=GENERATED),
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nystromformer.data.lra.examples import Examples, Sequences, Splits
-from nystromformer.data.lra.folders import check_count, described_folder
-from nystromformer.data.lra.tables import label_of, rows_of, shown
+from nystromformer.data.lra.readers import check_count, described_folder, label_of, shown, table_rows
 from nystromformer.data.parallel import in_order
 
 DIGIT_PROBABILITY = 0.75
@@ -251,7 +250,7 @@ def read(folder: Path, max_length: int) -> Splits:
 def read_part(folder: Path, part: str, max_length: int) -> Examples:
     path = folder / FILES[part]
     sources, labels = [], []
-    for number, (source, target) in rows_of(path, COLUMNS, header=True):
+    for number, (source, target) in table_rows(path, COLUMNS, header=True):
         sources.append(encode(source, path, number)[:max_length])
         labels.append(label_of(target, CLASSES, path, number))
     check_count(folder, path, part, len(labels))

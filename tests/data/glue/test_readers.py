@@ -8,7 +8,7 @@ from glue_files import sentence, write_hub, write_imdb, write_official, write_pa
 from real_data import REAL_DATA, needs_real_data
 
 from nystromformer.data.glue import TASKS, read_task, task_name
-from nystromformer.data.glue.official import read_part
+from nystromformer.data.glue.readers import official_part
 
 GLUE = [name for name, task in TASKS.items() if task.official is not None]
 
@@ -44,7 +44,7 @@ def test_rows_that_lack_columns_are_counted_in_qqp_and_refused_elsewhere(root, t
     path = tmp_path / "train.tsv"
     write_tsv(path, ["sentence", "label"], [["fine", 1], ["cut"]])
     with pytest.raises(ValueError, match=r"train.tsv, line 3: 1 columns; must be the 2 .*sentence, label.*remove"):
-        read_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"])
 
 
 @pytest.mark.parametrize("place", ["", "SST-2"])
@@ -85,20 +85,20 @@ def test_wrong_rows_are_named(tmp_path, rows, message):
     path = tmp_path / "train.tsv"
     write_tsv(path, ["sentence", "label"], rows)
     with pytest.raises(ValueError, match=message):
-        read_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"])
 
 
 def test_missing_columns_files_and_encodings_are_named(tmp_path):
     path = tmp_path / "train.tsv"
     write_tsv(path, ["text", "label"], [["fine", 1]])
     with pytest.raises(ValueError, match=r"line 1: columns text, label; must have sentence, label \(sentence mis"):
-        read_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"])
     write_tsv(path, ["index", "sentence"], [[0, "fine"]])
     with pytest.raises(ValueError, match=r"\(label missing\): is it the official file"):
-        read_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"])
     path.write_bytes(b"sentence\tlabel\nna\xefve\t1\n")
     with pytest.raises(ValueError, match=r"train.tsv: not UTF-8"):
-        read_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"])
     write_tsv(path, ["sentence", "label"], [["fine", 1]])
     with pytest.raises(ValueError, match=r"dev.tsv: no such file; .* holds train.tsv"):
         read_task("sst2", str(tmp_path))
@@ -145,6 +145,6 @@ def test_real_copies_are_read(name):
 
 @needs_real_data
 def test_real_qnli_is_read():
-    texts = read_part(REAL_DATA / "glue" / "QNLI" / "dev.tsv", TASKS["qnli"])
+    texts = official_part(REAL_DATA / "glue" / "QNLI" / "dev.tsv", TASKS["qnli"])
     assert len(texts) == 5_463
     assert texts.labels.mean() == pytest.approx(0.5, abs=0.02)

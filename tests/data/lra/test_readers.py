@@ -10,7 +10,9 @@ from PIL import Image
 from pyarrow import parquet
 from real_data import REAL_DATA, needs_real_data
 
-from nystromformer.data.lra import TASKS, image, local_folder, retrieval, task_folder, text
+from nystromformer.data.hub import local_folder
+from nystromformer.data.lra import TASKS, task_folder
+from nystromformer.data.lra.readers import RETRIEVAL_FILES, read_image, read_retrieval, read_text
 
 RNG = np.random.default_rng(0)
 
@@ -50,7 +52,7 @@ def imdb(tmp_path):
 def aan(tmp_path):
     folder = tmp_path / "aan"
     folder.mkdir()
-    for name in retrieval.FILES.values():
+    for name in RETRIEVAL_FILES.values():
         rows = [f"{label}\tP99-1051\tW95-0103\tfirst {label}\tsecond, longer {label}\n" for label in ("0", "1", "1.0")]
         (folder / name).write_text("".join(rows))
     return folder
@@ -58,7 +60,7 @@ def aan(tmp_path):
 
 def test_pictures_become_grey_rows(cifar):
     folder, pictures = cifar
-    splits = image.read(folder, 1024)
+    splits = read_image(folder, 1024)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [18, 2, 10]
     example = splits.test[3]
     luma = (pictures[23].astype(float) @ [0.299, 0.587, 0.114]).flatten()
@@ -69,22 +71,22 @@ def test_pictures_become_grey_rows(cifar):
 
 def test_texts_become_bytes_and_a_tenth_is_held_out(imdb):
     folder, texts = imdb
-    splits = text.read(folder, 4000)
+    splits = read_text(folder, 4000)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [36, 4, 40]
     assert bytes((splits.test[7]["input_ids"][0] - 1).tolist()).decode() == texts[7]
     held_out = {tuple(splits.dev[i]["input_ids"][0].tolist()) for i in range(4)}
     assert held_out.isdisjoint(tuple(splits.train[i]["input_ids"][0].tolist()) for i in range(36))
-    assert text.read(folder, 10).train.lengths.max() == 10
+    assert read_text(folder, 10).train.lengths.max() == 10
 
 
 def test_the_release_develops_on_the_test_part(imdb):
-    splits = text.read(imdb[0], 4000, dev_is_test=True)
+    splits = read_text(imdb[0], 4000, dev_is_test=True)
     assert splits.dev is splits.test
     assert len(splits.train) == 40
 
 
 def test_pairs_come_side_by_side(aan):
-    splits = retrieval.read(aan, 4000)
+    splits = read_retrieval(aan, 4000)
     batch = splits.dev.batch([0, 1, 2])
     assert batch["labels"].tolist() == [0, 1, 1]
     assert batch["input_ids"].shape == (3, 2, len("second, longer 1.0"))
@@ -107,25 +109,25 @@ def test_damaged_pairs_are_named_with_their_line(aan, row, message):
     with open(aan / "new_aan_pairs.test.tsv", "a") as file:
         file.write(row)
     with pytest.raises(ValueError, match=message):
-        retrieval.read(aan, 4000)
+        read_retrieval(aan, 4000)
 
 
 def test_a_missing_part_is_named_with_what_is_there(aan):
     (aan / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(ValueError, match=r"eval.tsv: no such file; .* holds new_aan_pairs.test.tsv, new_aan"):
-        retrieval.read(aan, 4000)
+        read_retrieval(aan, 4000)
 
 
 def test_damaged_parquet_is_named(cifar, imdb, tmp_path):
     path = imdb[0] / "plain_text" / "test-00000-of-00001.parquet"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"test-00000-of-00001.parquet: not a whole parquet file .* copy it again"):
-        text.read(imdb[0], 4000)
+        read_text(imdb[0], 4000)
     path.unlink()
     with pytest.raises(ValueError, match=r"imdb: no test-\*.parquet in it or in its subfolders"):
-        text.read(imdb[0], 4000)
-    with pytest.raises(ValueError, match=r"train-.*columns text, label; must have img and label"):
-        image.read(imdb[0], 1024)
+        read_text(imdb[0], 4000)
+    with pytest.raises(ValueError, match=r"train-.*columns text, label; must have img, label"):
+        read_image(imdb[0], 1024)
 
 
 def test_wrong_values_in_parquet_are_named_with_their_row(tmp_path):
@@ -140,10 +142,10 @@ def test_wrong_values_in_parquet_are_named_with_their_row(tmp_path):
     ):
         write_parquet(image_folder / "train-0.parquet", img=column, label=label)
         with pytest.raises(ValueError, match=message):
-            image.read(image_folder, 1024)
+            read_image(image_folder, 1024)
     write_parquet(text_folder / "train-0.parquet", text=["good", None], label=[0, 1])
     with pytest.raises(ValueError, match=r"train-0.parquet, row 2: text None"):
-        text.read(text_folder, 1024)
+        read_text(text_folder, 1024)
 
 
 def test_data_is_a_folder_or_on_the_hub(tmp_path, monkeypatch):

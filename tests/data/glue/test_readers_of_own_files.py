@@ -61,7 +61,7 @@ def test_labels_are_classes_or_numbers(tmp_path, values, labels):
     [
         ("a.csv", "body,verdict\nx,yes\n", r"a.csv, line 2: columns body, verdict; must have .*\(other missing\)"),
         ("a.csv", "body,other,verdict\nx,y\n", r"a.csv, line 2: another number of columns than the header's 3"),
-        ("a.csv", 'body,other,verdict\n"x,y,no\n', r"a.csv, line .: unexpected end of data; mend its quotation"),
+        ("a.csv", 'body,other,verdict\n"x,y,no\n', r"a.csv, line .: unexpected end of data; fix its quotation"),
         ("a.csv", "body,other,verdict\nx,y,no\n,y,yes\n", r"a.csv, line 3: the text in column body is empty"),
         ("a.csv", "body,other,verdict\nx,y,\n", r"a.csv, line 2: column verdict is empty"),
         ("a.csv", "body,other,verdict\nx,y,no\n", r"a.csv: 1 different labels.*is --label-column the right"),

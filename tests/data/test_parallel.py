@@ -12,7 +12,7 @@ from nystromformer.data.parallel import in_order
 
 ENDLESS = """
 import itertools, os, time
-from nystromformer.data.lra.parallel import in_order
+from nystromformer.data.parallel import in_order
 
 def work(piece):
     return os.getpid()

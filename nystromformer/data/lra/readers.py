@@ -1,0 +1,238 @@
+"""The tasks of Long Range Arena that are read as others published them: Text, Retrieval and Image.
+
+Also what all readers of the arena share: tab-separated tables, pictures, and the description that generated data carry.
+Complaints name the file, the line and what to do.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nystromformer.data.hub import nearby, parquet_files, parquet_rows
+from nystromformer.data.lra.examples import Examples, Sequences, Splits, hold_out
+from nystromformer.files import read_object, whole_folder
+
+DESCRIPTION = "dataset.json"
+"""Says how a folder was generated and how many examples each part has."""
+TEXT_CLASSES = 2
+TEXT_DEV_SHARE = 0.1
+"""IMDB has no development part. The release develops on the test part; we hold out a tenth of the training part."""
+IMAGE_SIZE = 32
+IMAGE_CLASSES = 10
+IMAGE_TRAIN_SHARE = 0.9
+"""LRA keeps the last tenth of the training part for development: 45,000 and 5,000."""
+RETRIEVAL_COLUMNS = ("label", "id1", "id2", "text1", "text2")
+RETRIEVAL_FILES = {
+    "train": "new_aan_pairs.train.tsv",
+    "dev": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
+RETRIEVAL_CLASSES = 2
+
+
+def read_text(folder: Path, max_length: int, dev_is_test: bool = False) -> Splits:
+    """Text: the sentiment of IMDB reviews, byte by byte, in the Hub's layout (`text`, `label`)."""
+    train, test = (_text_part(folder, part, max_length) for part in ("train", "test"))
+    if dev_is_test:
+        return Splits(train, test, test)
+    return Splits(*hold_out(train, max(1, int(TEXT_DEV_SHARE * len(train)))), test)
+
+
+def _text_part(folder: Path, part: str, max_length: int) -> Examples:
+    texts, labels = [], []
+    for where, text, label in _labelled(folder, part, "text"):
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{where}: text {text!r}; must be a text that is not empty: remove the row.")
+        texts.append(text.encode()[:max_length])
+        labels.append(checked_label(label, TEXT_CLASSES, where))
+    return Examples((Sequences.of(texts),), np.array(labels, dtype=np.int64))
+
+
+def read_image(folder: Path, max_length: int) -> Splits:
+    """Image: CIFAR-10 in grey, pixel by pixel, in the Hub's layout (`img`, `label`)."""
+    train, test = (_image_part(folder, part, max_length) for part in ("train", "test"))
+    kept = int(IMAGE_TRAIN_SHARE * len(train))
+    return Splits(train.choose(slice(None, kept)), train.choose(slice(kept, None)), test)
+
+
+def _image_part(folder: Path, part: str, max_length: int) -> Examples:
+    pictures, labels = [], []
+    for where, image, label in _labelled(folder, part, "img"):
+        if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
+            raise ValueError(f"{where}: img is not an encoded picture; must be a copy of the Hub's uoft-cs/cifar10.")
+        pictures.append(pixels_of(image["bytes"], where, IMAGE_SIZE).tobytes()[:max_length])
+        labels.append(checked_label(label, IMAGE_CLASSES, where))
+    return Examples((Sequences.of(pictures),), np.array(labels, dtype=np.int64))
+
+
+def read_retrieval(folder: Path, max_length: int) -> Splits:
+    """Retrieval: does one paper of the ACL Anthology cite the other? Both byte by byte, in LRA's own files.
+
+    `new_aan_pairs.{train,eval,test}.tsv`: label, id, id, text, text, separated by tabs, without a header. The release
+    has texts as Python bytes (`b'…'`); they are read as they stand, as LRA does.
+    """
+    return Splits(**{part: _retrieval_part(folder / name, max_length) for part, name in RETRIEVAL_FILES.items()})
+
+
+def _retrieval_part(path: Path, max_length: int) -> Examples:
+    firsts, seconds, labels = [], [], []
+    for number, (label, _, _, first, second) in table_rows(path, RETRIEVAL_COLUMNS, header=False):
+        first, second = unquoted(first)[:max_length], unquoted(second)[:max_length]
+        if not first or not second:
+            raise ValueError(f"{path}, line {number}: an empty text; remove the line.")
+        firsts.append(first)
+        seconds.append(second)
+        labels.append(label_of(label, RETRIEVAL_CLASSES, path, number))
+    return Examples((Sequences.of(firsts), Sequences.of(seconds)), np.array(labels, dtype=np.int64))
+
+
+def unquoted(field: bytes) -> bytes:
+    '''A field without the quotation marks that writers of tables put around texts that contain some.
+
+    >>> unquoted(b'"b""it\\'s"""'), unquoted(b'"A" or "B"')
+    (b'b"it\\'s"', b'"A" or "B"')
+    '''
+    inner = field[1:-1]
+    quoted = len(field) > 1 and field[:1] == field[-1:] == b'"' and inner.count(b'"') == 2 * inner.count(b'""')
+    return inner.replace(b'""', b'"') if quoted else field
+
+
+def _labelled(folder: Path, part: str, column: str) -> Iterator[tuple[str, Any, Any]]:
+    """(where, cell of `column`, label) of each row of all files of a part, such as `plain_text/train-*.parquet`."""
+    files = parquet_files(folder, part)
+    if not files:
+        raise ValueError(
+            f"{folder}: no {part}-*.parquet in it or in its subfolders; must be a copy of the Hub's data set, but "
+            f"{nearby(folder / part)}"
+        )
+    for path in files:
+        for number, cells in parquet_rows(path, (column, "label")):
+            yield f"{path}, row {number}", cells[column], cells["label"]
+
+
+def checked_label(label: object, classes: int, where: str) -> int:
+    if not isinstance(label, int) or not 0 <= label < classes:
+        raise ValueError(f"{where}: label {label!r}; must be 0 to {classes - 1}: is this the right data set?")
+    return label
+
+
+def table_rows(path: Path, columns: tuple[str, ...], header: bool) -> Iterator[tuple[int, list[bytes]]]:
+    """(line number, fields) of each row. With `header` the first line must hold the names of the columns."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; {nearby(path)}")
+    expected = f"{len(columns)} columns separated by tabs ({', '.join(columns)})"
+    with open(path, "rb") as file:
+        number = 0
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                raise ValueError(
+                    f"{path}, line {number}: the file ends in the middle of the line; it was cut short: copy it again, "
+                    f"or end the line if it is whole."
+                )
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if header and number == 1:
+                if [field.decode(errors="replace") for field in fields] != list(columns):
+                    raise ValueError(f"{path}, line 1: {shown(line)}; must name the {expected}.")
+                continue
+            if len(fields) != len(columns):
+                raise ValueError(
+                    f"{path}, line {number}: {len(fields)} columns; must be {expected}: fix or remove the line."
+                )
+            yield number, fields
+        if number <= header:
+            raise ValueError(f"{path}: no rows; the file was cut short: copy it again.")
+
+
+def label_of(field: bytes, classes: int, path: Path, number: int) -> int:
+    """A class written as an integer, or as LRA's `1.0`.
+
+    >>> label_of(b"1.0", 2, Path("a.tsv"), 1)
+    1
+    """
+    try:
+        label = float(field)
+    except ValueError:
+        label = -1.0
+    if label != int(label) or not 0 <= label < classes:
+        raise ValueError(
+            f"{path}, line {number}: label {shown(field)}; must be 0 to {classes - 1}: fix or remove the line."
+        )
+    return int(label)
+
+
+def shown(text: bytes, length: int = 40) -> str:
+    text = text.decode(errors="replace").strip()
+    return repr(text if len(text) <= length else text[:length] + "…")
+
+
+def pixels_of(source: Path | bytes, name: object, size: int) -> np.ndarray:
+    """The grey levels (size, size) of an image file or its bytes; colours by ITU-R 601 luma. `name` is for complaints.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (2, 2), (255, 0, 0)).save(file, "PNG")
+    >>> pixels_of(file.getvalue(), "red", 2)
+    array([[76, 76],
+           [76, 76]], dtype=uint8)
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            pixels = np.asarray(image.convert("L"))
+    except OSError as error:
+        raise ValueError(f"{name}: not a whole picture ({error}); copy it again.") from error
+    if pixels.shape != (size, size):
+        raise ValueError(f"{name}: {pixels.shape[1]}×{pixels.shape[0]} pixels; must be {size}×{size}.")
+    return pixels
+
+
+@contextmanager
+def described_folder(out: Path, description: dict[str, Any]) -> Iterator[Path]:
+    """A folder to write data into, which becomes `out` with its description when everything is written."""
+    with whole_folder(out) as folder:
+        yield folder
+        (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def description_of(folder: Path) -> dict[str, Any] | None:
+    """What `described_folder` noted about a folder; None for one that was not generated here, such as LRA's own."""
+    path = folder / DESCRIPTION
+    if not path.exists():
+        return None
+    try:
+        description = {"options": {}, "examples": {}, **read_object(path)}
+        for name in ("options", "examples"):
+            if not isinstance(description[name], dict):
+                raise ValueError(f"{path}: {name} must be a JSON object.")
+    except ValueError as error:
+        raise ValueError(f"{error} Generate the data again.") from error
+    return description
+
+
+def check_count(folder: Path, file: Path, part: str, found: int) -> None:
+    """Refuse a generated file that has lost some of its examples."""
+    description = description_of(folder)
+    expected = found if description is None else description["examples"].get(part, found)
+    if found != expected:
+        raise ValueError(
+            f"{file}: {found:,} examples, but {folder / DESCRIPTION} promises {expected:,}; the file was cut short: "
+            f"copy it again or generate the data again."
+        )
+
+
+def check_options(folder: Path, options: dict[str, Any]) -> None:
+    """Refuse a folder that was generated with other options."""
+    description = description_of(folder) or {"options": {}}
+    for name, value in options.items():
+        made = description["options"].get(name)
+        if made != value:
+            raise ValueError(
+                f"{folder} was made with {name}={made}, but {value} is wanted: remove it, or give the folder with "
+                f"--data if it is meant."
+            )
