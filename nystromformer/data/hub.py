@@ -53,9 +53,13 @@ def parquet_rows(
     import pyarrow
     from pyarrow import parquet
 
+    regular_file(path)
     try:
         table = parquet.ParquetFile(path)
         names = table.schema_arrow.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{path}: column {twice!r} is there twice; rename or remove one of them.")
         missing = [name for name in needed or () if name not in names]
         if missing:
             raise ValueError(
@@ -70,6 +74,15 @@ def parquet_rows(
                 yield number, cells
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a whole parquet file ({error}); copy it again.") from error
+
+
+def regular_file(path: Path) -> None:
+    """Refuse what is no file, or one that never ends, such as a pipe."""
+    if path.is_file():
+        return
+    if path.exists():
+        raise ValueError(f"{path}: a {'folder' if path.is_dir() else 'pipe or device'}; must be a regular file.")
+    raise ValueError(f"{path}: no such file; {nearby(path)}")
 
 
 def nearby(path: Path) -> str:

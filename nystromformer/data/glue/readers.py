@@ -6,14 +6,16 @@ Three layouts: GLUE's official files, the Hub's parquet files, and files of any 
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nystromformer.data.glue.tasks import TASKS, Columns, Task
 from nystromformer.data.glue.texts import Row, Texts, TextSplits, collect, shown
-from nystromformer.data.hub import local_folder, nearby, parquet_files, parquet_rows
+from nystromformer.data.hub import local_folder, nearby, parquet_files, parquet_rows, regular_file
 
 DEV_SHARE = 0.1
 """Of the training part, held out where there is no development part."""
@@ -79,8 +81,7 @@ def official_part(path: Path, task: Task, is_test: bool = False) -> Texts:
 
 def _official_rows(path: Path, task: Task, is_test: bool, damaged: list[int]) -> Iterator[Row]:
     """The rows of a file. Numbers of lines that are left out as damaged go to `damaged`."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; {nearby(path)}")
+    regular_file(path)
     columns = task.official
     header: tuple[str, ...] = ()
     if task.headerless and not is_test:
@@ -197,6 +198,7 @@ def _parts_of(source: Path) -> dict[str, Path]:
             given = ", ".join(path.name for path in candidates)
             raise ValueError(f"{source}: {given} are all the {part} part; leave one of them in the folder.")
         if candidates:
+            regular_file(candidates[0])
             found[part] = candidates[0]
     if "train" not in found:
         raise ValueError(f"{source}: no train file ({', '.join('train' + kind for kind in KINDS)}); "
@@ -226,10 +228,11 @@ def _custom_rows(path: Path, columns: Columns, is_test: bool) -> Iterator[Row]:
                 f"{path}, {where}: columns {', '.join(map(str, cells))}; must have {', '.join(needed)} "
                 f"({', '.join(missing)} missing): name them with --text-column, --pair-column and --label-column."
             )
-        label = cells[columns.label] if columns.label in needed else None
+        where = f"{path}, {where}"
+        label = _plain(cells[columns.label], where) if columns.label in needed else None
         if columns.label in needed and (label is None or label == ""):
-            raise ValueError(f"{path}, {where}: column {columns.label} is empty; give the row a label or remove it.")
-        yield Row(f"{path}, {where}", str(number - 1), tuple(cells[name] for name in columns.texts), _plain(label))
+            raise ValueError(f"{where}: column {columns.label} is empty; give the row a label or remove it.")
+        yield Row(where, str(number - 1), tuple(cells[name] for name in columns.texts), label)
     if not number:
         raise ValueError(f"{path}: no rows; the file was cut short: copy it again.")
 
@@ -242,33 +245,44 @@ def class_names(path: Path, rows: list[Row]) -> tuple[str, ...] | None:
     ('2', '10')
     >>> class_names(Path("a.csv"), [Row("", "", (), "0.5"), Row("", "", (), "1")])
     """
-    names = dict.fromkeys(str(row.label) for row in rows)
-    numbers = [_number(name) for name in names]
-    if None not in numbers:
-        if any(number != int(number) for number in numbers):
-            return None
-        names = dict(sorted(zip(names, numbers, strict=True), key=lambda item: item[1]))
+    numbers = {str(row.label): _number(row.label) for row in rows}
+    if None not in numbers.values():
+        if any(number != math.floor(number) for number in numbers.values() if math.isfinite(number)):
+            return None  # `collect` refuses those that are not finite, and names their rows
+        for row in rows:
+            if not math.isfinite(numbers[str(row.label)]):
+                raise ValueError(f"{row.where}: label {shown(row.label)} among numbers; fix or remove the row.")
+        names = tuple(sorted(numbers, key=lambda name: numbers[name]))
     else:
-        names = dict.fromkeys(sorted(names))
+        names = tuple(sorted(numbers))
     if not 2 <= len(names) <= MOST_CLASSES:
         raise ValueError(
-            f"{path}: {len(names)} different labels, such as {shown(next(iter(names)))}; must be 2 to "
+            f"{path}: {len(names)} different labels, such as {shown(names[0])}; must be 2 to "
             f"{MOST_CLASSES:,} classes: is --label-column the right column?"
         )
-    return tuple(names)
+    return names
 
 
-def _number(text: str) -> float | None:
+def _number(label: object) -> float | None:
+    """What a label is as a number, infinite and not-a-number included; None for other texts."""
     try:
-        number = float(text)
+        return float(str(label))
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
 
 
-def _plain(label: object) -> object:
+def _plain(label: object, where: str) -> object:
     """Class numbers of the user's files are names: only the table of classes says which class they are."""
+    if label is not None and not isinstance(label, (str, int, float)):
+        raise ValueError(f"{where}: label {shown(label)}; must be one text or number: is this the right column?")
     return str(label).strip() if isinstance(label, (int, str)) else label
+
+
+def _distinct(path: Path, where: str, names: Iterable[str]) -> None:
+    """Refuse columns of one name, of which all but one would be lost."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}, {where}: column {shown(twice[0])} is there twice; rename or remove one of them.")
 
 
 def csv_cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -276,6 +290,7 @@ def csv_cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            _distinct(path, "line 1", reader.fieldnames or ())
             for cells in reader:
                 if None in cells or None in cells.values():
                     raise ValueError(
@@ -298,12 +313,19 @@ def json_cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                cells = json.loads(line)
+                cells = json.loads(line, object_pairs_hook=partial(_object, path, f"line {number}"))
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); must be one object a line.") from error
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); must be one object per line.") from error
+            except RecursionError as error:
+                raise ValueError(f"{path}, line {number}: nested too deeply; must be a plain object.") from error
             if not isinstance(cells, dict):
                 raise ValueError(f"{path}, line {number}: {shown(cells)}; must be an object with columns.")
             yield f"line {number}", cells
+
+
+def _object(path: Path, where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _distinct(path, where, (name for name, _ in pairs))
+    return dict(pairs)
 
 
 def parquet_cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

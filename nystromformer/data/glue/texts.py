@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+"""Of labels that are numbers, which models compute in float32."""
+LONGEST_TEXT = 1_000_000
+"""In characters, hundreds of times what a model reads of it: a longer one is a file without line ends."""
+
 
 class Row(NamedTuple):
     """One example as a file has it."""
@@ -117,8 +122,11 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
             number = float(given)
         except (TypeError, ValueError):
             number = np.nan
-        if not np.isfinite(number):
-            raise ValueError(f"{row.where}: label {shown(given)}; must be a number: fix or remove the row.")
+        if not abs(number) <= LARGEST_NUMBER:
+            raise ValueError(
+                f"{row.where}: label {shown(given)}; must be a number of at most {LARGEST_NUMBER:.4g}: fix or remove "
+                f"the row."
+            )
         return number
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool) and 0 <= given < len(classes):
         return int(given)
@@ -132,6 +140,11 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
 
 
 def _text(value: object, column: str, row: Row, allow_empty: bool) -> str:
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise ValueError(
+            f"{row.where}: {len(value):,} characters in column {column}; must be at most {LONGEST_TEXT:,}: cut the "
+            f"text, or divide it into rows."
+        )
     if isinstance(value, str) and (value.strip() or allow_empty):
         return value
     if value is None or value == "" or isinstance(value, str):

@@ -167,6 +167,9 @@ CODES = {token.encode(): bytes([value]) for value, token in enumerate(TOKENS)} |
 FRUITLESS_CHUNKS = 500
 """So many chunks of candidates without a new example mean that there are no more."""
 
+LENGTH_TO_COUNT = 40
+"""There are more expressions of so many tokens than anyone asks for: longer ones need not be counted."""
+
 FEW = 2_000
 """Fewer examples than this are made sooner than another process starts."""
 
@@ -185,11 +188,43 @@ class ListOpsOptions(TreeOptions):
         for name in FILES:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1 example.")
+        wanted = self.train + self.dev + self.test
+        there_are = number_of_expressions(self, at_least=2 * wanted)
+        if there_are < 2 * wanted:
+            raise ValueError(
+                f"{wanted:,} different expressions with more than {self.min_tokens} and fewer than {self.max_tokens} "
+                f"tokens: there are only {there_are:,}, of which at most half can be drawn; ask for fewer or widen the "
+                f"bounds."
+            )
 
     @property
     def trees(self) -> TreeOptions:
         names = TreeOptions.__dataclass_fields__
         return TreeOptions(**{name: getattr(self, name) for name in names})
+
+
+def number_of_expressions(options: TreeOptions, at_least: int) -> int:
+    """How many expressions have the length that `options` ask for, at any depth; counting ends with `at_least`.
+
+    >>> number_of_expressions(TreeOptions(min_tokens=2, max_tokens=5), at_least=10**6)  # an operator and two digits
+    400
+    """
+    longest = min(options.max_tokens - 1, LENGTH_TO_COUNT)
+    most = min(options.max_arguments, longest)
+    expressions = [0, 10] + [0] * longest  # by the number of tokens; a digit is one of a single token
+    lists = [[1] + [0] * longest, *([0] * (longest + 1) for _ in range(most))]  # of so many expressions
+    total = 0
+    for length in range(1, longest + 1):
+        if length > 1:  # an operator and its bracket are two tokens
+            expressions[length] = len(OPERATORS) * sum(lists[number][length - 2] for number in range(2, most + 1))
+        for number in range(1, most + 1):
+            ways = (expressions[last] * lists[number - 1][length - last] for last in range(1, length + 1))
+            lists[number][length] = sum(ways)
+        if length > options.min_tokens:
+            total += expressions[length]
+        if total >= at_least:
+            break
+    return total if longest == options.max_tokens - 1 else max(total, at_least)
 
 
 def generate(

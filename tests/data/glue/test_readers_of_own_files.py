@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 from glue_files import write_parquet
@@ -94,4 +95,62 @@ def test_missing_and_doubtful_parts_are_named(tmp_path):
     write(tmp_path / "train.csv")
     write(tmp_path / "train.jsonl")
     with pytest.raises(ValueError, match=r"train.csv, train.jsonl are all the train part"):
+        read_custom(str(tmp_path), COLUMNS)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "1e400", "1e39", "9" * 6_000])
+def test_one_bad_number_is_named_and_does_not_turn_numbers_into_classes(tmp_path, bad):
+    rows = [(f"text {i}", "pair", bad if i == 4 else i / 4) for i in range(9)]
+    with pytest.raises(ValueError, match=r"train.csv, line 6: label .*fix or remove"):
+        read_custom(str(write(tmp_path / "train.csv", rows)), COLUMNS)
+
+
+def test_whole_numbers_with_one_that_is_none_are_refused(tmp_path):
+    rows = [(f"text {i}", "pair", "nan" if i == 4 else i % 3) for i in range(9)]
+    with pytest.raises(ValueError, match=r"train.csv, line 6: label 'nan' among numbers"):
+        read_custom(str(write(tmp_path / "train.csv", rows)), COLUMNS)
+
+
+@pytest.mark.parametrize("label", [[1], {"a": 1}], ids=["list", "dict"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_label_is_one_value(tmp_path, label, kind):
+    rows = [(f"text {i}", "pair", label) for i in range(9)]
+    with pytest.raises(ValueError, match=r"(line|row) 1: label .*must be one text or number"):
+        read_custom(str(write(tmp_path / f"train.{kind}", rows)), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.csv", "body,other,verdict,body\nx,y,no,z\n"),
+        ("a.jsonl", '{"body": "x", "other": "y", "verdict": 0, "body": "z"}\n'),
+    ],
+)
+def test_columns_of_one_name_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=r"line 1: column 'body' is there twice"):
+        read_custom(str(tmp_path / name), COLUMNS)
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table([["x"], ["y"], ["no"], ["z"]], names=["body", "other", "verdict", "body"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet: column 'body' is there twice"):
+        read_custom(str(tmp_path / "a.parquet"), COLUMNS)
+
+
+def test_nested_json_and_endless_lines_are_refused(tmp_path):
+    (tmp_path / "deep.jsonl").write_text('{"body": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(ValueError, match=r"deep.jsonl, line 1: nested too deeply"):
+        read_custom(str(tmp_path / "deep.jsonl"), COLUMNS)
+    with pytest.raises(ValueError, match=r"long.csv, line 2: 10,000,000 characters in column body; must be at most"):
+        read_custom(str(write(tmp_path / "long.csv", [("x" * 10_000_000, "y", "no"), *ROWS])), COLUMNS)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "train.csv")
+    with pytest.raises(ValueError, match=r"train.csv: a pipe or device; must be a regular file"):
         read_custom(str(tmp_path), COLUMNS)

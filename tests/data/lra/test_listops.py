@@ -17,6 +17,7 @@ from nystromformer.data.lra.listops import (
     TreeOptions,
     distinct_examples,
     generate,
+    number_of_expressions,
     random_examples,
     read,
 )
@@ -215,3 +216,23 @@ def test_a_set_says_how_it_was_made(tmp_path):
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match="must be"):
         ListOpsOptions(**options)
+
+
+def test_more_expressions_than_there_are_is_refused_at_once():
+    with pytest.raises(ValueError, match="there are only 400, of which at most half can be drawn"):
+        ListOpsOptions(min_tokens=2, max_tokens=5, train=100_000)
+
+
+def test_expressions_are_counted_right():
+    """By shapes: each digit stands for ten, each bracket for four operators."""
+    longest, shapes = 12, {"d"}
+    while True:  # all that can be built of those found so far
+        pairs = {x + y for x in shapes for y in shapes}
+        triples = {some + y for some in pairs for y in shapes if len(some + y) + 2 <= longest}
+        new = {f"[{some}]" for some in pairs | triples if len(some) + 2 <= longest} - shapes
+        if not new:
+            break
+        shapes |= new
+    expected = sum(10 ** shape.count("d") * 4 ** shape.count("[") for shape in shapes)
+    options = TreeOptions(min_tokens=0, max_tokens=longest + 1, max_arguments=3)
+    assert number_of_expressions(options, at_least=10**20) == expected
