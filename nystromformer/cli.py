@@ -1,7 +1,9 @@
 """The command `nystromformer`. Each subcommand is one file in `jobs/`."""
 
 import os
+import signal
 import sys
+from functools import partial
 
 import typer
 
@@ -14,7 +16,7 @@ from nystromformer.commands.lra import lra
 from nystromformer.commands.lra_data import lra_data
 from nystromformer.commands.pretrain import pretrain
 from nystromformer.commands.report import report
-from nystromformer.errors import UserError, missing_package, refuse
+from nystromformer.errors import Stopped, UserError, missing_package, refuse
 from nystromformer import __version__
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
@@ -62,6 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
         return refuse(error.format_message())
     except UserError as error:
         return refuse(str(error))
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            print(stopped, file=sys.stderr)
+        _leave_process_group()  # all processes have agreed to stop
+        return stopped.code
     except ModuleNotFoundError as error:
         return refuse(missing_package(error, "train", "cli"))
     except (typer.Abort, KeyboardInterrupt):
@@ -70,10 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> None:
+    signal.signal(signal.SIGTERM, partial(_terminated, os.getpid()))
     code = main()
     if code == 0:
         _leave_process_group()
     sys.exit(code)
+
+
+def _terminated(process: int, *_: object) -> None:
+    """End on SIGTERM as on Ctrl-C: what is unfinished is removed, and the terminal left as it was."""
+    if os.getpid() != process:  # a worker, which its parent ends
+        os._exit(143)
+    print("stopped", file=sys.stderr)
+    sys.exit(143)
 
 
 def _leave_process_group() -> None:

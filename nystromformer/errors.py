@@ -10,6 +10,14 @@ class UserError(Exception):
     """Says what was given, what is allowed and what to do."""
 
 
+class Stopped(Exception):
+    """A signal ended the work where it can be resumed; the message says how."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 @contextmanager
 def user_input() -> Iterator[None]:
     """Errors raised inside while input is being read or checked are the user's to fix.

@@ -1,4 +1,7 @@
-"""Records: one JSON object a measurement, in `records.jsonl` of each job's folder. Reports read nothing else."""
+"""Records: one JSON object per measurement, in `records.jsonl` of each job's folder. Reports read nothing else.
+
+A line is written whole or not at all: what a kill cut short is dropped by the next line, and left out by who reads.
+"""
 
 import json
 import os
@@ -8,13 +11,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
-from nystromformer.files import write_text
+from nystromformer.files import read_object, sync_folder, write_text
 from nystromformer import __version__
 
 RECORDS = "records.jsonl"
 
 CONFIG = "config.json"
+"""What was asked for, in each job's folder."""
 
 RESULTS = {"lra": "test_accuracy", "finetune": "score", "pretrain": "mlm_accuracy"}
 """The metric of the record that a finished run of a training job ends with."""
@@ -56,7 +61,7 @@ def command() -> str:
 
 
 class Recorder:
-    """Appends records of one job to its folder; each line is written whole or not at all.
+    """Appends records of one job to its folder, and each is on the disk before anything else is done.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -78,10 +83,7 @@ class Recorder:
         }
 
     def record(self, metric: str, value: object, **details: object) -> None:
-        line = json.dumps({**self.common, "metric": metric, "value": value, **details}, ensure_ascii=False)
-        with open(self.folder / RECORDS, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
+        _append(self.folder / RECORDS, _line({**self.common, "metric": metric, "value": value, **details}))
 
 
 def new_job_folder(folder: str | Path) -> None:
@@ -96,16 +98,28 @@ def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
     """All records of some jobs' folders. A last line that a kill cut short is left out; other damage is an error."""
     for folder in folders:
         path = Path(folder) / RECORDS
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                if number == len(lines):  # no newline behind it: it was being written
-                    continue
-                raise ValueError(f"{path}, line {number}: not a JSON object; remove the line.") from error
+            record = _record(line)
+            if record is not None:
+                yield record
+            elif number < len(lines):  # a line without its end was being written
+                raise ValueError(
+                    f"{path}, line {number}: not a JSON object with job, metric and value; remove the line."
+                )
+
+
+def drop_records(folder: str | Path, after: int) -> None:
+    """Drop the result and all records of steps that a resumed run takes again: it resumes after step `after`."""
+    path = Path(folder) / RECORDS
+    if not path.exists():
+        return
+    records = list(read_records(folder))
+    kept = [record for record in records if not _is_result(record) and _step(record) <= after]
+    if len(kept) < len(records):
+        write_text(path, "".join(_line(record) for record in kept))
 
 
 def results(records: Iterable[dict[str, object]], job: str) -> list[dict[str, object]]:
@@ -116,7 +130,7 @@ def results(records: Iterable[dict[str, object]], job: str) -> list[dict[str, ob
 def result_in(folder: str | Path) -> dict[str, object] | None:
     """The record that the run in this folder ended with; None for one that is not finished or not begun."""
     try:
-        return next((record for record in read_records(folder) if record["metric"] == RESULTS.get(record["job"])), None)
+        return next(filter(_is_result, read_records(folder)), None)
     except FileNotFoundError:
         return None
 
@@ -125,19 +139,67 @@ def write_config(folder: str | Path, config: dict[str, object]) -> None:
     write_text(Path(folder) / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def table_markdown(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table.
+def read_config(folder: str | Path) -> dict[str, object] | None:
+    """What `write_config` wrote; None for a folder without."""
+    try:
+        return read_object(Path(folder) / CONFIG)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{error} Put it back as it was, or give another --out.") from error
 
-    >>> print(table_markdown(["n", "time"], [[512, "1 ms"]]))
-    | n | time |
-    |---|---|
-    | 512 | 1 ms |
-    """
-    header = list(header)
-    lines = [header, ["---"] * len(header), *rows]
-    text = ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
-    text[1] = "|" + "---|" * len(header)
-    return "\n".join(text)
+
+def _line(record: dict[str, object]) -> str:
+    text = json.dumps(record, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace").decode()  # names of files need not be Unicode, but JSON must
+
+
+def _record(line: bytes) -> dict[str, object] | None:
+    """The record in a line; None where it holds none."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, too deep
+        return None
+    named = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("job", "metric"))
+    return record if named and "value" in record else None
+
+
+def _is_result(record: dict[str, object]) -> bool:
+    return record["metric"] == RESULTS.get(record["job"])
+
+
+def _step(record: dict[str, object]) -> float:
+    step = record.get("step", 0)
+    return step if isinstance(step, (int, float)) else 0
+
+
+def _append(path: Path, line: str) -> None:
+    """Bring a line to the disk, or leave the file as it was."""
+    is_new = not path.exists()
+    with open(path, "a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if (last := _unended(file, size)) and _record(last) is None:
+            size -= len(last)  # what a kill cut short
+            file.truncate(size)
+        rest = memoryview((("\n" if _unended(file, size) else "") + line).encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:  # the disk is full
+            file.truncate(size)
+            raise
+    if is_new:
+        sync_folder(path.parent)
+
+
+def _unended(file: BinaryIO, size: int) -> bytes:
+    """The last line of a file if nothing ends it."""
+    file.seek(max(size - 1, 0))
+    if file.read(1) in (b"\n", b""):
+        return b""
+    file.seek(0)
+    return file.read().rpartition(b"\n")[2]
 
 
 def _processor() -> str:

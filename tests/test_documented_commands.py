@@ -61,9 +61,9 @@ PARSED = {
 }
 WORK = {
     "demo": "nystromformer.demo.run_demo",  # tests/commands/test_demo.py runs it
-    "lra": "nystromformer.training.lra_sweep.run_grid",
-    "pretrain": "nystromformer.training.pretraining_run.run",
-    "finetune": "nystromformer.training.finetuning_sweep.run_sweep",
+    "lra": "nystromformer.training.sweep.run_sweep",
+    "pretrain": "nystromformer.training.pretraining.pretrain",
+    "finetune": "nystromformer.training.sweep.run_sweep",
 }
 """Jobs that check all their options before this function does the work."""
 NOT_OURS = ("git clone", "cd ")

@@ -13,7 +13,7 @@ def test_a_line_cut_short_by_a_kill_is_left_out_and_other_damage_named(tmp_path)
     path.write_text(whole + whole[:20])
     assert [r["value"] for r in read_records(tmp_path)] == [1]
     path.write_text(whole[:20] + "\n" + whole)
-    with pytest.raises(ValueError, match="line 1: not a JSON object; remove the line"):
+    with pytest.raises(ValueError, match="line 1: not a JSON object with job, metric and value; remove the line"):
         list(read_records(tmp_path))
 
 

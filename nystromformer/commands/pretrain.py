@@ -1,10 +1,25 @@
 """`nystromformer pretrain`: masked words and sentence order, from raw text to curves."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from nystromformer.commands import (
+    LONGEST,
+    BatchSize,
+    Preset,
+    Resume,
+    SaveSeconds,
+    Settings,
+    Steps,
+    TrainingDevice,
+    TrainingDtype,
+    new_folder,
+    number,
+    seed_of,
+    whole_number,
+)
 from nystromformer.errors import user_input
 
 
@@ -16,42 +31,42 @@ def pretrain(
         str,
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),
     ] = "",
-    size: Annotated[str, typer.Option(help="tiny, mini, small, minilm or base; by default the preset's.")] = "",
+    size: Annotated[
+        Literal["tiny", "mini", "small", "minilm", "base"] | None,
+        typer.Option(help="Of the model. [default: the preset's]"),
+    ] = None,
     attention: Annotated[str, typer.Option(help="Any attention by name.")] = "nystrom-64",
     source: Annotated[
         str, typer.Option("--from", metavar="MODEL", help="Start from the weights of a BERT-like model or one of ours.")
     ] = "",
-    preset: Annotated[str, typer.Option(help="paper, mini (minutes on two cores) or smoke (seconds).")] = "paper",
-    out: Annotated[Path, typer.Option(help="Folder for records, curves, checkpoints and the model.")] = Path(
-        "runs/pretrain"
-    ),
-    cache: Annotated[Path, typer.Option(help="Folder for tokenised corpora and trained tokenizers.")] = Path(
-        "runs/corpus"
-    ),
-    steps: Annotated[int | None, typer.Option(help="Training steps; warm-up shrinks in proportion.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples of a step, over all processes.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Examples at a time; a step accumulates several.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of an example.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Of a tokenizer that is trained.")] = None,
-    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations.")] = None,
+    preset: Preset = "paper",
+    out: Annotated[Path, new_folder("Folder for records, curves, checkpoints and the model.")] = Path("runs/pretrain"),
+    cache: Annotated[Path, new_folder("Folder for tokenized corpora and trained tokenizers.")] = Path("runs/corpus"),
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    micro_batch: Annotated[
+        int | None, whole_number("Examples at a time; a step accumulates several.", most=LONGEST)
+    ] = None,
+    max_length: Annotated[int | None, whole_number("Tokens of an example.", least=8, most=LONGEST)] = None,
+    vocab_size: Annotated[int | None, whole_number("Of a tokenizer that is trained.", most=10_000_000)] = None,
+    eval_every: Annotated[int | None, whole_number("Steps between evaluations.")] = None,
     text_column: Annotated[
         str, typer.Option(help="The column of parquet files and JSON lines with the text.")
     ] = "text",
     documents: Annotated[
-        str, typer.Option(help="What divides text files into documents: blank-line, line or file.")
+        Literal["blank-line", "line", "file"], typer.Option(help="What divides text files into documents.")
     ] = "blank-line",
-    validation_share: Annotated[float, typer.Option(help="Share of the documents that is held out.")] = 0.2,
-    workers: Annotated[int | None, typer.Option(help="Processes that tokenise; all cores by default.")] = None,
+    validation_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.2,
+    workers: Annotated[int | None, whole_number("Processes that tokenize; all cores by default.", most=1_024)] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="Folder of another run to draw into the curves; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, dropout, masks and the order of examples.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in this folder stopped.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value for any field of TrainingArguments; may be repeated.")
-    ] = None,
+    seed: Annotated[int, seed_of("weights, dropout, masks and the order of examples")] = 0,
+    resume: Resume = False,
+    save_seconds: SaveSeconds = 600.0,
+    device: TrainingDevice = "auto",
+    dtype: TrainingDtype = "float32",
+    settings: Settings = None,
 ) -> None:
     """Pretrain a model on raw text with masked words and sentence order (MLM + SOP), as the paper does.
 
@@ -59,33 +74,10 @@ def pretrain(
 
     From BERT's weights: `nystromformer pretrain --corpus wiki.parquet --from google-bert/bert-base-uncased`
     """
-    from nystromformer.training.pretraining_run import PretrainOptions, run
+    given = dict(locals())
+    from nystromformer.training import pretraining
 
+    lists = {"corpora": given.pop("corpus"), "beside": beside or (), "settings": settings or ()}
     with user_input():
-        options = PretrainOptions(
-            corpora=tuple(corpus),
-            tokenizer=tokenizer,
-            size=size,
-            attention=attention,
-            source=source,
-            preset=preset,
-            out=out,
-            cache=cache,
-            steps=steps,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            max_length=max_length,
-            vocab_size=vocab_size,
-            eval_every=eval_every,
-            text_column=text_column,
-            documents=documents,
-            validation_share=validation_share,
-            workers=workers,
-            beside=tuple(beside or ()),
-            seed=seed,
-            resume=resume,
-            device=device,
-            dtype=dtype,
-            settings=tuple(settings or ()),
-        )
-    run(options, say=typer.echo)
+        options = pretraining.PretrainOptions(**given | {name: tuple(values) for name, values in lists.items()})
+    pretraining.pretrain(options, say=typer.echo)

@@ -1,8 +1,6 @@
-"""Callbacks of training: curves recorded, progress shown, training stopped early."""
+"""Callbacks of training: progress shown, losses and metrics recorded, curves drawn."""
 
-import json
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +8,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from nystromformer.files import write_text
 from nystromformer.progress import duration
-from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.records import Recorder
+
+DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+"""What an evaluation tells of itself, not of the model."""
 
 
 class ShowProgress(TrainerCallback):
@@ -88,18 +88,11 @@ class ShowProgress(TrainerCallback):
         return (step - self.first_step) / max(time.monotonic() - self.started, 1e-9)
 
 
-DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
-
 class Record(TrainerCallback):
     """One record for each training loss and each metric of an evaluation, with its step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-
-    def on_train_begin(self, args, state, control, **_: object) -> None:
-        if state.is_world_process_zero:
-            forget_after(self.recorder.folder, state.global_step)
 
     def on_log(self, args, state, control, logs=None, **_: object) -> None:
         if state.is_world_process_zero and "loss" in (logs or {}):
@@ -114,15 +107,6 @@ class Record(TrainerCallback):
                 self.recorder.record(f"dev_{name}", value, step=state.global_step)
 
 
-def forget_after(folder: Path, step: int) -> None:
-    """Drop records of steps that a resumed run will take again: the killed one was further than its checkpoint."""
-    path = Path(folder) / RECORDS
-    if not path.exists():
-        return
-    kept = [record for record in read_records(folder) if record.get("step", 0) <= step]
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
-
-
 class Curves(TensorBoardCallback):
     """TensorBoard's files in `out/tensorboard`. A resumed run hides what the killed one had after its checkpoint."""
 
@@ -134,23 +118,3 @@ class Curves(TensorBoardCallback):
         if state.is_world_process_zero:
             self.tb_writer = self._SummaryWriter(log_dir=str(self.folder), purge_step=state.global_step + 1)
         super().on_train_begin(args, state, control, **kwargs)
-
-
-def has_stalled(log: Iterable[dict[str, float]], metric: str, patience: int) -> bool:
-    """Whether the last `patience` evaluations were all no better than one before.
-
-    >>> log = [{"eval_f1": value} for value in (0.5, 0.7, 0.6, 0.7)]
-    >>> has_stalled(log, "f1", 2), has_stalled(log, "f1", 3)
-    (True, False)
-    """
-    values = [entry[f"eval_{metric}"] for entry in log if f"eval_{metric}" in entry]
-    return bool(values) and len(values) - 1 - values.index(max(values)) >= patience
-
-
-class StopEarly(TrainerCallback):
-    def __init__(self, metric: str, patience: int) -> None:
-        self.metric, self.patience = metric, patience
-
-    def on_evaluate(self, args, state, control, **_: object) -> None:
-        if has_stalled(state.log_history, self.metric, self.patience):
-            control.should_training_stop = True

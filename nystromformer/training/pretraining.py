@@ -1,19 +1,27 @@
-"""Pretraining: the recipes, the model, and one run."""
+"""Pretraining: the recipes, what `pretrain` was asked for, and its run from raw text to curves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 
-from nystromformer.data.corpus.examples import PretrainingExamples, SpecialTokens
-from nystromformer.data.corpus.shards import Corpus
+from nystromformer.data.corpus.examples import PretrainingExamples, pretraining_examples
+from nystromformer.data.corpus.shards import Corpus, build_corpus, corpus_tokenizer
+from nystromformer.data.corpus.text import Reading, corpus_files
 from nystromformer.data.lra import as_is
-from nystromformer.models import NystromformerForPreTraining, NystromformerPreTrainedModel, preset_config
-from nystromformer.models.conversion import convert_model, convert_own, load_source, transfer
-from nystromformer.records import RESULTS, Recorder, result_in
-from nystromformer.training.arguments import processes, training_arguments
+from nystromformer.data.tokenizers import TRAIN, load_tokenizer
+from nystromformer.errors import user_input
+from nystromformer.files import whole_folder
+from nystromformer.models import NystromformerForPreTraining
+from nystromformer.progress import share_bar
+from nystromformer.records import Recorder, read_records
+from nystromformer.report.figures import draw_pretraining, pretraining_runs
+from nystromformer.training.arguments import Recipe, parse_settings, processes, training_arguments
 from nystromformer.training.callbacks import Curves
+from nystromformer.training.pretraining_models import SIZES, build_model, special_tokens
 from nystromformer.training.pretraining_trainer import (
     Clock,
     EvaluateAtEnd,
@@ -21,22 +29,20 @@ from nystromformer.training.pretraining_trainer import (
     RecordPretraining,
     ShowTokens,
 )
-from nystromformer.training.trainer import finish, prepare_folder, train
+from nystromformer.training.run import SAVE_SECONDS, check_folder, run_to_end
 
-SIZES: dict[str, dict[str, object]] = {
-    # tiny and mini are the smallest that BERT's authors released.
-    "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
-    "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
-    "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
-    "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
-    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-}
-"""The paper's are small and base. MiniLM-L6 is there to start from, and to put beside it."""
+TOKENIZER = "tokenizer"
+"""The subfolder of a run with its tokenizer: a resumed run uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingRecipe:
-    """How a model is pretrained. The defaults are the paper's."""
+class PretrainingRecipe(Recipe):
+    """How a model is pretrained. The defaults are the paper's.
+
+    >>> recipe = PAPER["small"].changed(steps=1_000, eval_every=200)
+    >>> recipe.warmup, recipe.eval_every, recipe.save_every
+    (100, 200, 1000)
+    """
 
     size: str
     steps: int
@@ -83,19 +89,6 @@ class PretrainingRecipe:
         """Micro-batches of a step on each process: the fewest that are no larger than `micro_batch`."""
         share = self.batch_size // processes
         return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= self.micro_batch)
-
-    def changed(self, *, steps: int | None = None, **changes: object) -> "PretrainingRecipe":
-        """With some fields changed. Warm-up and intervals shrink with the number of steps.
-
-        >>> recipe = PAPER["small"].changed(steps=1_000, eval_every=200)
-        >>> recipe.warmup, recipe.eval_every, recipe.save_every
-        (100, 200, 1000)
-        """
-        shrunk: dict[str, object] = {}
-        if steps is not None:
-            shrunk = {name: min(getattr(self, name), steps) for name in ("eval_every", "save_every", "log_every")}
-            shrunk |= {"steps": steps, "warmup": round(self.warmup * min(1.0, steps / self.steps))}
-        return replace(self, **shrunk | {name: value for name, value in changes.items() if value is not None})
 
 
 PAPER = {
@@ -155,83 +148,6 @@ def recipe_for(preset: str, size: str | None) -> PretrainingRecipe:
     return replace({"mini": MINI, "smoke": SMOKE}[preset], **({} if size is None else {"size": size}))
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
-    return SpecialTokens(
-        cls=tokenizer.cls_token_id,
-        sep=tokenizer.sep_token_id,
-        pad=tokenizer.pad_token_id,
-        mask=tokenizer.mask_token_id,
-        all=tuple(sorted(tokenizer.all_special_ids)),
-        vocab_size=max(tokenizer.get_vocab().values()) + 1,
-    )
-
-
-def build_model(
-    recipe: PretrainingRecipe, attention: str, source: str | None, special: SpecialTokens, seed: int
-) -> NystromformerForPreTraining:
-    """Raises `ValueError` for an attention, a length or a vocabulary that the model can't have."""
-    if recipe.max_length < 8:
-        raise ValueError(f"--max-length {recipe.max_length}: must be at least 8; the paper uses 512.")
-    set_seed(seed)
-    model = _from_scratch(recipe, attention, special) if source is None else _from_source(recipe, attention, source)
-    config = model.config
-    if recipe.max_length > config.max_position_embeddings:
-        raise ValueError(
-            f"--max-length {recipe.max_length}: {source} has positions for {config.max_position_embeddings} tokens; "
-            f"lengthen it with `nystromformer convert {source} DST --max-length {recipe.max_length}`, start from DST."
-        )
-    if special.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"--tokenizer: has {special.vocab_size:,} tokens, but {source} has embeddings for {config.vocab_size:,}; "
-            f"leave --tokenizer out to use the model's own."
-        )
-    config.pad_token_id = special.pad
-    return model
-
-
-def _from_scratch(recipe: PretrainingRecipe, attention: str, special: SpecialTokens) -> NystromformerForPreTraining:
-    config = preset_config(
-        "bert-base",
-        **SIZES[recipe.size],
-        attention=attention,
-        vocab_size=special.vocab_size,
-        max_position_embeddings=recipe.max_length,
-        pad_token_id=special.pad,
-        hidden_dropout_prob=recipe.dropout,
-        attention_probs_dropout_prob=recipe.attention_dropout,
-    )
-    return NystromformerForPreTraining(config)
-
-
-def _from_source(recipe: PretrainingRecipe, attention: str, source: str) -> NystromformerForPreTraining:
-    theirs, _ = load_source(source)
-    changes = {
-        "attention": attention,
-        "hidden_dropout_prob": recipe.dropout,
-        "attention_probs_dropout_prob": recipe.attention_dropout,
-    }
-    is_own = isinstance(theirs, NystromformerPreTrainedModel)
-    return with_pretraining_heads((convert_own if is_own else convert_model)(theirs, **changes).model.float())
-
-
-def with_pretraining_heads(model: NystromformerPreTrainedModel) -> NystromformerForPreTraining:
-    """The same encoder with both heads; those that `model` has are kept, others start at random."""
-    if isinstance(model, NystromformerForPreTraining):
-        return model
-    made = NystromformerForPreTraining(model.config)
-    own, prefix = made.state_dict(), model.base_model_prefix + "."
-    state = model.state_dict()
-    transfer(
-        state,
-        made,
-        {key: next((name for name in (key, prefix + key) if name in own), None) for key in state},
-        notes={},
-        why_left=lambda key, tensor: "no part of pretraining",
-        start_at_zero="$^",
-    )
-    return made
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
     """Everything that decides what comes out, but for the corpus and the tokenizer."""
@@ -282,6 +198,128 @@ class Pretraining:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions:
+    """The command's options, checked when made."""
+
+    corpora: tuple[str, ...]
+    tokenizer: str
+    size: str | None
+    attention: str
+    source: str
+    preset: str
+    out: Path
+    cache: Path
+    steps: int | None
+    batch_size: int | None
+    micro_batch: int | None
+    max_length: int | None
+    vocab_size: int | None
+    eval_every: int | None
+    text_column: str
+    documents: str
+    validation_share: float
+    workers: int | None
+    beside: tuple[Path, ...]
+    seed: int
+    resume: bool
+    device: str
+    dtype: str
+    settings: tuple[str, ...]
+    save_seconds: float = SAVE_SECONDS
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_share < 1:
+            raise ValueError(
+                f"--validation-share {self.validation_share}: must be above 0 and below 1; the paper: 0.2."
+            )
+        if self.source and self.size:
+            raise ValueError(f"--size {self.size} with --from: the model has a size already; leave one of them out.")
+        if self.source and self.tokenizer == TRAIN:
+            raise ValueError("--tokenizer train with --from: the weights belong to their own tokenizer; leave it out.")
+        if not self.source and not self.tokenizer:
+            raise ValueError(f"no --tokenizer: give vocab.txt, tokenizer.json, a folder or Hub id, or {TRAIN!r}.")
+        for folder in self.beside:
+            check_run(folder)
+        check_folder(self.out, {}, self.resume)
+        _ = self.reading, self.files, self.training.arguments(self.out, self.device)
+
+    @cached_property
+    def reading(self) -> Reading:
+        return Reading(text_column=self.text_column, division=self.documents)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        return corpus_files(self.corpora)
+
+    @cached_property
+    def training(self) -> Pretraining:
+        recipe = recipe_for(self.preset, self.size).changed(
+            steps=self.steps,
+            batch_size=self.batch_size,
+            micro_batch=self.micro_batch,
+            max_length=self.max_length,
+            vocab_size=self.vocab_size,
+            eval_every=self.eval_every,
+        )
+        return Pretraining(
+            preset=self.preset,
+            recipe=recipe,
+            attention=self.attention,
+            source=self.source or None,
+            seed=self.seed,
+            validation_share=self.validation_share,
+            settings=parse_settings(list(self.settings)),
+            dtype=self.dtype,
+        )
+
+
+def pretrain(options: PretrainOptions, say: Callable[[str], None]) -> None:
+    """Everything that the command was asked for; `say` prints on the first process."""
+    training, out = options.training, options.out
+    with user_input():
+        arguments = training.arguments(out, options.device)
+        tokenizer = find_tokenizer(options)
+        special = special_tokens(tokenizer)
+        # before the corpus, which can take hours: what is wrong with the model shows at once
+        model = build_model(training.recipe, options.attention, training.source, special, options.seed)
+        corpus = find_corpus(options, tokenizer)
+        train, validation = pretraining_examples(
+            corpus,
+            special,
+            max_length=training.recipe.max_length,
+            seed=options.seed,
+            validation_share=options.validation_share,
+            token_types=model.config.type_vocab_size > 1,
+        )
+        check_folder(out, training.config(corpus, tokenizer), options.resume or not arguments.should_save)
+        if arguments.should_save:
+            say(
+                f"{corpus.documents:,} documents, {corpus.tokens:,} tokens; {len(train):,} examples to train on, "
+                f"{len(validation):,} held out; {model.num_parameters():,} parameters"
+            )
+    record = run_pretraining(
+        training,
+        model,
+        tokenizer,
+        train,
+        validation,
+        out,
+        arguments,
+        resume=options.resume,
+        save_seconds=options.save_seconds,
+    )
+    if arguments.should_save:
+        for name, drawing in draw_pretraining(read_records(out, *options.beside)).items():
+            drawing.save(out / name)
+        order = "" if record["sop_accuracy"] is None else f", {record['sop_accuracy']:.2%} of the sentence orders"
+        say(
+            f"{record['value']:.2%} of the masked words right{order} on {record['validation_examples']:,} validation "
+            f"examples, after {record['step']:,} steps, {record['tokens']:,} tokens and {record['seconds']:,.0f} s of "
+            f"training ({record['tokens_per_second']:,.0f} tokens/s)\nModel, records and curves: {out}"
+        )
+
+
 def run_pretraining(
     run: Pretraining,
     model: NystromformerForPreTraining,
@@ -290,51 +328,87 @@ def run_pretraining(
     validation: PretrainingExamples,
     out: Path,
     arguments: TrainingArguments,
+    *,
     resume: bool,
+    save_seconds: float = SAVE_SECONDS,
 ) -> dict[str, object]:
-    """Train to the end and keep the last model. Returns the last record."""
-    corpus = train_examples.corpus
-    config = run.config(corpus, tokenizer)
-    with arguments.main_process_first():  # the others find the folder as it shall be
-        prepare_folder(out, config, resume or not arguments.should_save)
-    if (done := result_in(out)) is not None:
-        return done
-    recorder, clock = Recorder(out, job="pretrain", config=config, seed=run.seed), Clock()
+    """Train to the end and keep the last model and the tokenizer. Returns the last record."""
+    corpus, clock = train_examples.corpus, Clock()
     title = f"{run.recipe.size} {run.attention}" if run.source is None else f"{Path(run.source).name} {run.attention}"
-    trainer = PretrainingTrainer(
-        model=model,
-        args=arguments,
-        data_collator=as_is,
-        train_dataset=train_examples,
-        eval_dataset=validation.some(run.recipe.eval_examples),
-        processing_class=tokenizer,
-        callbacks=[
-            clock,
-            EvaluateAtEnd(),
-            ShowTokens(title, clock),
-            RecordPretraining(recorder, clock),
-            Curves(out),
-        ],
-    )
-    train(trainer)
-    finish(trainer)
-    if arguments.should_save:
+
+    def make_trainer(recorder: Recorder) -> PretrainingTrainer:
+        if arguments.should_save and not (resume and (out / TOKENIZER).is_dir()):
+            with whole_folder(out / TOKENIZER, replace=True) as folder:
+                tokenizer.save_pretrained(folder)
+        return PretrainingTrainer(
+            model=model,
+            args=arguments,
+            data_collator=as_is,
+            train_dataset=train_examples,
+            eval_dataset=validation.some(run.recipe.eval_examples),
+            processing_class=tokenizer,
+            callbacks=[
+                clock,
+                EvaluateAtEnd(),
+                ShowTokens(title, clock),
+                RecordPretraining(recorder, clock),
+                Curves(out),
+            ],
+        )
+
+    def measure(trainer: PretrainingTrainer) -> tuple[float, dict[str, object]]:
+        """The last evaluation is that of the last step."""
         state = trainer.state
         metrics = next(entry for entry in reversed(state.log_history) if "eval_mlm_accuracy" in entry)
         seconds = clock.seconds or clock.seconds_of(state)  # a run killed after its last step does not train any more
-        recorder.record(
-            RESULTS["pretrain"],
-            metrics["eval_mlm_accuracy"],
-            step=state.global_step,
-            sop_accuracy=metrics.get("eval_sop_accuracy"),
-            seconds=round(seconds, 3),
-            tokens=state.num_input_tokens_seen,
-            tokens_per_second=round(state.num_input_tokens_seen / max(seconds, 1e-9), 1),
-            validation_examples=len(trainer.eval_dataset),
-            train_examples=len(train_examples),
-            corpus_documents=corpus.documents,
-            corpus_tokens=corpus.tokens,
-            parameters=trainer.model.num_parameters(),
+        return metrics["eval_mlm_accuracy"], {
+            "step": state.global_step,
+            "sop_accuracy": metrics.get("eval_sop_accuracy"),
+            "seconds": round(seconds, 3),
+            "tokens": state.num_input_tokens_seen,
+            "tokens_per_second": round(state.num_input_tokens_seen / max(seconds, 1e-9), 1),
+            "validation_examples": len(trainer.eval_dataset),
+            "train_examples": len(train_examples),
+            "corpus_documents": corpus.documents,
+            "corpus_tokens": corpus.tokens,
+            "parameters": trainer.model.num_parameters(),
+        }
+
+    return run_to_end(
+        out,
+        arguments,
+        job="pretrain",
+        config=run.config(corpus, tokenizer),
+        seed=run.seed,
+        resume=resume,
+        save_seconds=save_seconds,
+        make_trainer=make_trainer,
+        measure=measure,
+    )
+
+
+def check_run(folder: Path) -> None:
+    try:
+        found = pretraining_runs(read_records(folder))
+    except FileNotFoundError:
+        found = []
+    if not found:
+        raise ValueError(f"--beside {folder}: holds no records of a pretraining run; give the --out folder of one.")
+
+
+def find_tokenizer(options: PretrainOptions) -> PreTrainedTokenizerFast:
+    if options.tokenizer != TRAIN:
+        return load_tokenizer(options.tokenizer or options.source)
+    if options.resume and (options.out / TOKENIZER).is_dir():
+        return load_tokenizer(str(options.out / TOKENIZER))
+    vocab_size = options.training.recipe.vocab_size
+    with share_bar("training the tokenizer") as report:
+        return corpus_tokenizer(options.files, options.reading, vocab_size, options.cache, report)
+
+
+def find_corpus(options: PretrainOptions, tokenizer: PreTrainedTokenizerFast) -> Corpus:
+    content = tokenizer.backend_tokenizer.to_str()
+    with share_bar("tokenizing the corpus") as report:
+        return build_corpus(
+            options.files, options.reading, content, options.cache, workers=options.workers, report=report
         )
-    trainer.accelerator.wait_for_everyone()
-    return result_in(out)

@@ -85,7 +85,7 @@ def means(sums: list[float]) -> dict[str, float]:
 class Clock(TrainerCallback, ExportableState):
     """The time spent in training steps, loading included; evaluations and checkpoints are not counted.
 
-    Checkpoints keep it, so that a resumed run goes on counting.
+    Checkpoints keep it, so that a resumed run counts on.
     """
 
     def __init__(self) -> None:
@@ -121,14 +121,13 @@ class EvaluateAtEnd(TrainerCallback):
 
 
 class RecordPretraining(Record):
-    """Records with the training time and the tokens behind each measurement, and the speed since the one before."""
+    """Records with the training time and the tokens before each measurement, and the speed since the one before."""
 
     def __init__(self, recorder, clock: Clock) -> None:
         super().__init__(recorder)
         self.clock, self.before = clock, (0.0, 0)
 
-    def on_train_begin(self, args, state, control, **kwargs: object) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
+    def on_train_begin(self, args, state, control, **_: object) -> None:
         self.before = self.clock.seconds, state.num_input_tokens_seen
 
     def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
@@ -147,7 +146,7 @@ class RecordPretraining(Record):
 
 
 class ShowTokens(ShowProgress):
-    """The progress of a run with its tokens a second."""
+    """The progress of a run with its tokens per second."""
 
     def __init__(self, title: str, clock: Clock) -> None:
         super().__init__(title)

@@ -1,38 +1,38 @@
 """`ExactTrainer`: Hugging Face's Trainer with an order of examples and checkpoints that make resuming exact."""
 
-import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, Sampler
-from transformers import Trainer, TrainerCallback, TrainerState
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from nystromformer.records import CONFIG, RECORDS, write_config
+from nystromformer.errors import UserError
+from nystromformer.files import UNFINISHED, install, seal
 from nystromformer.training.checkpoints import (
     TRAINER_STATE,
     checkpoint_folder,
+    damage_of_checkpoint,
+    generators_state,
     keep_only,
-    last_checkpoint,
-    load_generators,
     load_state,
-    remove_unfinished,
-    save_generators,
     save_state,
+    set_generators,
     steps_saved,
-    trainer_state,
-    unfinished_folder,
 )
+from nystromformer.training.interrupts import left_to_their_parent
+
+STATE = "training_state.safetensors"
+"""Optimizer, schedule and gradient scaler."""
 
 POOL = 50
 """Batches whose examples are sorted by length together: enough to save padding, few enough to keep chance."""
@@ -98,9 +98,6 @@ def examples_seen(steps: int, batch_size: int, examples: int) -> int:
     return epochs * examples + min(rest * batch_size, examples)
 
 
-STATE = "training_state.safetensors"
-
-
 class EpochSetter(TrainerCallback):
     """Tells the order of examples which epoch begins.
 
@@ -120,8 +117,8 @@ class ExactTrainer(Trainer):
     """Trainer for data sets with `lengths`.
 
     - Batches are grouped by length; which examples they hold is a function of (seed, epoch) alone.
-    - A checkpoint is written aside and renamed, so it is whole or absent, as safetensors and JSON without pickle. The
-      last two and the best one are kept. Where the disk has no room for one, training goes on.
+    - A checkpoint is whole or absent and carries checksums, as safetensors and JSON without pickle. The last two and
+      the best one are kept. Where the disk has no room for one, training goes on, unless it is the best one.
     - `scheduler(optimizer, steps)` may make the schedule of the learning rate.
     """
 
@@ -147,6 +144,12 @@ class ExactTrainer(Trainer):
         self.order = GroupedByLength(dataset.lengths, together, self.args.data_seed)
         return self.order
 
+    def _get_dataloader(self, *args: object, **kwargs: object) -> DataLoader:
+        loader = super()._get_dataloader(*args, **kwargs)
+        if loader.num_workers:
+            loader.worker_init_fn = partial(left_to_their_parent, loader.worker_init_fn)
+        return loader
+
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
         return LongestFirst(eval_dataset.lengths)
 
@@ -167,41 +170,59 @@ class ExactTrainer(Trainer):
         """FSDP and DeepSpeed write their own distributed checkpoints."""
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
+    def _load_best_model(self) -> None:
+        best = checkpoint_folder(Path(self.args.output_dir), self.state.best_global_step)
+        if (damage := damage_of_checkpoint(best)) is not None:
+            raise UserError(f"{best}, the best model, is lost ({damage}): --resume trains from before it.")
+        super()._load_best_model()
+
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         out, step = Path(self.args.output_dir), self.state.global_step
-        aside, final = unfinished_folder(out, step), checkpoint_folder(out, step)
+        final = checkpoint_folder(out, step)
+        aside = final.with_name(f".{final.name}.all{UNFINISHED}")  # all processes write there
         self.store_flos()
         if self.state.best_global_step:
             self.state.best_model_checkpoint = str(checkpoint_folder(out, self.state.best_global_step))
         if self.args.should_save:
             shutil.rmtree(aside, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        problem = self._write_checkpoint(aside)
+        problem = self._problem_of(self._write_checkpoint, aside)
+        if not self._on_any_process(problem is not None) and self.args.should_save:
+            problem = self._problem_of(self._install_checkpoint, aside, final)
         if self._on_any_process(problem is not None):
             shutil.rmtree(aside, ignore_errors=True)
+            if step == self.state.best_global_step and self.args.load_best_model_at_end:
+                raise UserError(
+                    f"{final}, the best model so far, can't be written ({problem or 'by another process'}): make room, then --resume."
+                )
             warnings.warn(f"{final} can't be written ({problem}): training goes on without it.", stacklevel=2)
-        elif self.args.should_save:
-            shutil.rmtree(final, ignore_errors=True)  # of a run that went further and was resumed from before
-            os.replace(aside, final)
-            before = [each for each in steps_saved(out) if each < step]
-            keep_only(out, {step, *before[-1:], self.state.best_global_step})
-        self.accelerator.wait_for_everyone()
 
-    def _write_checkpoint(self, folder: Path) -> Exception | None:
-        """Write this process's part. Returns the error of a disk that is full or gone."""
+    def _problem_of(self, write: Callable[..., None], *paths: Path) -> Exception | None:
+        """The error of a disk that is full or gone."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.save_model(str(folder), _internal_call=True)
-            self._save_optimizer_and_scheduler(str(folder))
-            self._save_rng_state(str(folder))
-            if self.args.should_save:
-                for callback in (*self.callback_handler.callbacks, self.control):
-                    if isinstance(callback, ExportableState):
-                        self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-                self.state.save_to_json(str(folder / TRAINER_STATE))
+            write(*paths)
         except (OSError, SafetensorError) as error:
             return error
         return None
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        """This process's part."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_model(str(folder), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(folder))
+        self._save_rng_state(str(folder))
+        if self.args.should_save:
+            for callback in (*self.callback_handler.callbacks, self.control):
+                if isinstance(callback, ExportableState):
+                    self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+            self.state.save_to_json(str(folder / TRAINER_STATE))
+
+    def _install_checkpoint(self, aside: Path, final: Path) -> None:
+        """Once all processes have written their parts."""
+        seal(aside)
+        install(aside, final)  # one of its name is of a run that went further and was resumed from before
+        before = [each for each in steps_saved(final.parent) if each < self.state.global_step]
+        keep_only(final.parent, {self.state.global_step, *before[-1:], self.state.best_global_step})
 
     def _on_any_process(self, flag: bool) -> bool:
         counted = torch.tensor(float(flag), device=self.args.device)
@@ -238,70 +259,18 @@ class ExactTrainer(Trainer):
             self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def _save_rng_state(self, output_dir: str) -> None:
-        save_generators(self._generators(output_dir))
+        """What each process has for itself: its random generators, and its loss since the last one that was logged."""
+        loss = {"sum": self._tr_loss, "since": self._globalstep_last_logged, "total": self._total_loss_scalar}
+        save_state(self._own_state(output_dir), {"generators": generators_state(), "loss": loss})
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            load_generators(self._generators(checkpoint))
+        if checkpoint is None:
+            return
+        state = load_state(self._own_state(checkpoint))
+        set_generators(state["generators"])
+        self._tr_loss = state["loss"]["sum"].to(self.args.device)
+        self._globalstep_last_logged = state["loss"]["since"]
+        self._total_loss_scalar = state["loss"]["total"]
 
-    def _generators(self, folder: str) -> Path:
-        return Path(folder) / f"generators_{self.args.process_index}.safetensors"
-
-
-MODEL = "model"
-"""The subfolder with the model of a finished run."""
-
-
-def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
-    """Raise `ValueError` for a folder that holds a run which is not to be resumed, or another one."""
-    path = out / CONFIG
-    if not resume and (path.exists() or (out / RECORDS).exists() or steps_saved(out)):
-        raise ValueError(f"{out} holds a run already: go on with --resume, or give another --out.")
-    if not path.exists():
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    now = json.loads(json.dumps(config))
-    for name in now:
-        if before.get(name) != now.get(name):
-            raise ValueError(
-                f"--resume with {name}={now.get(name)!r}: {path} says {before.get(name)!r}; a resumed run must keep "
-                f"its settings. Give the same, or another --out."
-            )
-
-
-def prepare_folder(out: Path, config: dict[str, object], resume: bool) -> None:
-    """Check the folder and note the configuration of the run in it."""
-    check_folder(out, config, resume)
-    remove_unfinished(out)
-    if not (out / CONFIG).exists():
-        write_config(out, config)
-
-
-def train(trainer: ExactTrainer) -> None:
-    """Train from the last checkpoint of the run's folder to the end.
-
-    The model is then the best one on the dev set or, where the run names no metric for that, the last one.
-    """
-    out = Path(trainer.args.output_dir)
-    checkpoint = last_checkpoint(out)
-    if checkpoint is not None and trainer_state(checkpoint)["global_step"] >= trainer.args.max_steps:
-        # Killed after the last step. Trainer would take one step more.
-        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        if trainer.state.best_global_step and trainer.args.load_best_model_at_end:
-            checkpoint = checkpoint_folder(out, trainer.state.best_global_step)
-        load_model(trainer.model, checkpoint / "model.safetensors")
-        return
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-
-
-def finish(trainer: ExactTrainer) -> None:
-    """Keep the model as `out/model`, whole or absent; checkpoints are no longer needed."""
-    out = Path(trainer.args.output_dir)
-    if trainer.args.should_save:
-        aside = out / f".{MODEL}"
-        shutil.rmtree(aside, ignore_errors=True)
-        trainer._save(str(aside))
-        shutil.rmtree(out / MODEL, ignore_errors=True)
-        os.replace(aside, out / MODEL)
-        keep_only(out, set())
-    trainer.accelerator.wait_for_everyone()
+    def _own_state(self, folder: str) -> Path:
+        return Path(folder) / f"process_{self.args.process_index}.safetensors"

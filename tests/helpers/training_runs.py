@@ -11,8 +11,9 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from nystromformer.data.lra import as_is
 from nystromformer.data.lra.examples import Examples, Sequences
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.training.lra import accuracy
-from nystromformer.training.trainer import ExactTrainer, train
+from nystromformer.training.metrics import metric_function
+from nystromformer.training.run import train
+from nystromformer.training.trainer import ExactTrainer
 
 
 def examples(count: int, seed: int) -> Examples:
@@ -24,8 +25,8 @@ def examples(count: int, seed: int) -> Examples:
 TRAIN, DEV = examples(70, 0), examples(11, 1)
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Like a signal, which no part of the program takes for a fault of its own."""
 
 
 class KillAt(TrainerCallback):
@@ -71,7 +72,7 @@ def make_trainer(
         data_collator=as_is,
         train_dataset=TRAIN,
         eval_dataset=DEV,
-        compute_metrics=accuracy,
+        compute_metrics=metric_function(("accuracy",)),
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
         callbacks=[KillAt(kill_at)],
     )

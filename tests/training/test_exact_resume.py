@@ -13,13 +13,13 @@ from training_runs import Killed, make_trainer
 
 from nystromformer.training.checkpoints import (
     checkpoint_folder,
-    damage_of,
+    damage_of_checkpoint,
     last_checkpoint,
     save_state,
     steps_saved,
     trainer_state,
 )
-from nystromformer.training.trainer import train
+from nystromformer.training.run import train
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tm
 
     trainer = make_trainer(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("nystromformer.training.trainer.os.replace", killed_at_second_call(killed))
+        patch.setattr("nystromformer.files.os.replace", killed_at("checkpoint-6", killed))
         with pytest.raises(Killed):
             train(trainer)
     assert steps_saved(tmp_path) == [3], "what is not whole is not there"
@@ -84,12 +84,9 @@ def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tm
     assert_same(last_weights(whole()), last_weights(tmp_path))
 
 
-def killed_at_second_call(killed):
-    calls = []
-
+def killed_at(name, killed):
     def replace(source, target):
-        calls.append(target)
-        if len(calls) == 2:
+        if target.name == name:
             killed()
         os.rename(source, target)
 
@@ -112,9 +109,10 @@ def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(
     assert set(steps_saved(tmp_path)) == {15, 16, trainer.state.best_global_step}
     files = {path.name for path in checkpoint_folder(tmp_path, 16).iterdir()}
     assert files == {
+        "checksums.json",
         "config.json",
-        "generators_0.safetensors",
         "model.safetensors",
+        "process_0.safetensors",
         "trainer_state.json",
         "training_args.json",
         "training_state.safetensors",
@@ -129,11 +127,11 @@ def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path):
     for file in ("model.safetensors", "training_state.safetensors", "trainer_state.json"):
         content = (checkpoint / file).read_bytes()
         (checkpoint / file).write_bytes(content[: len(content) // 2])
-        assert damage_of(checkpoint) is not None
+        assert damage_of_checkpoint(checkpoint) is not None
         (checkpoint / file).write_bytes(content)
-        assert damage_of(checkpoint) is None
+        assert damage_of_checkpoint(checkpoint) is None
     (checkpoint / "training_state.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="checkpoint-12 is damaged .*: going on from the one before"):
+    with pytest.warns(UserWarning, match="checkpoint-12 is damaged .*: resuming from the one before"):
         train(make_trainer(tmp_path / "killed"))
     assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
 
@@ -142,7 +140,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, monkeypatch):
     train(make_trainer(tmp_path / "whole"))
 
     def no_space(path, state):
-        if path.parent.name == ".checkpoint-12":
+        if path.parent.name.startswith(".checkpoint-12."):
             raise OSError(28, "No space left on device")
         save_state(path, state)
 

@@ -16,16 +16,8 @@ from nystromformer.data.tokenizers import load_tokenizer
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training.checkpoints import last_checkpoint
-from nystromformer.training.pretraining import (
-    SIZES,
-    SMOKE,
-    Pretraining,
-    PretrainingRecipe,
-    build_model,
-    recipe_for,
-    run_pretraining,
-    special_tokens,
-)
+from nystromformer.training.pretraining import SMOKE, Pretraining, PretrainingRecipe, recipe_for, run_pretraining
+from nystromformer.training.pretraining_models import SIZES, build_model, special_tokens
 from nystromformer.training.pretraining_trainer import Clock
 
 RECIPE = replace(SMOKE, steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32)
@@ -71,7 +63,7 @@ def run(material, out: Path, recipe: PretrainingRecipe = RECIPE, *, resume: bool
     model = build_model(recipe, "nystrom-8", None, special, seed=3)
     train, validation = pretraining_examples(corpus, special, max_length=recipe.max_length, seed=3)
     arguments = training.arguments(out, "cpu")
-    return run_pretraining(training, model, tokenizer, train, validation, out, arguments, resume)
+    return run_pretraining(training, model, tokenizer, train, validation, out, arguments, resume=resume)
 
 
 def kill_at(step: int | None):
@@ -142,7 +134,7 @@ def test_a_run_killed_before_it_was_finished_only_finishes(material, whole, tmp_
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("nystromformer.training.pretraining.finish", killed)
+        patch.setattr("nystromformer.training.run.keep_model", killed)
         with pytest.raises(Killed):
             run(material, tmp_path)
     assert last_checkpoint(tmp_path).name == "checkpoint-14"

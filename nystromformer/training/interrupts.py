@@ -1,0 +1,124 @@
+"""What happens to a training run when the machine is taken away: signals, and checkpoints by the clock.
+
+SIGTERM (batch systems, machines that can be reclaimed) and SIGINT (Ctrl-C) let the step end, write a checkpoint and say
+how to resume; a second signal ends the process at once. A checkpoint every so many seconds bounds what is lost without
+any warning.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import TrainerCallback
+
+from nystromformer.errors import Stopped
+from nystromformer.records import command
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+SHOW_CURSOR = "\x1b[?25h"
+"""Progress bars hide it."""
+
+
+class Interrupts(TrainerCallback):
+    """Ends training after the step in which a signal came, with a checkpoint, and saves every so many seconds.
+
+    All processes of a run agree on the step. An evaluation is part of its step and not cut short.
+    """
+
+    def __init__(self, save_seconds: float) -> None:
+        self.save_seconds, self.saved = save_seconds, 0.0
+        self.signal = 0
+        self.is_training = False
+
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        self.is_training, self.saved = True, time.monotonic()
+
+    def on_step_end(self, args, state, control, **_: object) -> None:
+        is_due = time.monotonic() - self.saved >= self.save_seconds
+        self.signal, is_due = _highest(args, self.signal, int(is_due))
+        control.should_save |= bool(self.signal or is_due)
+
+    def on_save(self, args, state, control, **_: object) -> None:
+        self.saved = time.monotonic()
+        if self.signal:
+            self.stop(f"after step {state.global_step:,} of {state.max_steps:,}")
+
+    def on_train_end(self, args, state, control, **_: object) -> None:
+        self.is_training = False
+
+    def on_prediction_step(self, args, state, control, **_: object) -> None:
+        if self.signal and not self.is_training:
+            self.stop("before the trained model was measured")
+
+    def stop(self, when: str) -> None:
+        raise Stopped(f"stopped {when}; resume with: {resume_command()}", code=128 + self.signal)
+
+
+@contextmanager
+def interrupts(save_seconds: float) -> Iterator[Interrupts]:
+    """Catch the signals that ask a process to end, for a callback that sees to it."""
+    caught = Interrupts(save_seconds)
+
+    def handle(number: int, _: object) -> None:
+        if caught.signal:
+            _say(SHOW_CURSOR if sys.stderr.isatty() else "")
+            os._exit(128 + number)
+        caught.signal = number
+        _say(f"\n{signal.Signals(number).name}: this step is finished and saved; a second signal ends at once.\n")
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield caught
+        return
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def resume_command() -> str:
+    """What to type to resume the run of this process."""
+    given = command()
+    given = given if "--resume" in given.split() else f"{given} --resume"
+    processes = os.environ.get("WORLD_SIZE", "1")
+    return given if processes == "1" else f"{given} (by torchrun, with {processes} processes as before)"
+
+
+def left_to_their_parent(init: Callable[[int], None] | None, worker: int) -> None:
+    """Start a process that loads data: it serves its parent to the end, and only its parent may end it.
+
+    Terminals and batch systems signal all processes of a job. The step that is to be finished needs its data.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_wait_for_parent, daemon=True).start()
+    if init is not None:
+        init(worker)
+
+
+def _wait_for_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+def _highest(args, *values: int) -> list[int]:
+    """Of each value the highest that any process has."""
+    if args.world_size == 1:
+        return list(values)
+    found = torch.tensor(values, device=args.device)
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    return found.tolist()
+
+
+def _say(text: str) -> None:
+    """Without Python's buffers, which may be in the middle of a line."""
+    os.write(2, text.encode())

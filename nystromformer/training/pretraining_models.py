@@ -1,0 +1,99 @@
+"""The models that are pretrained: new ones in five sizes, or the weights of another one with both heads."""
+
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerFast, set_seed
+
+from nystromformer.data.corpus.examples import SpecialTokens
+from nystromformer.models import NystromformerForPreTraining, NystromformerPreTrainedModel, preset_config
+from nystromformer.models.conversion import convert_model, convert_own, load_source, transfer
+
+if TYPE_CHECKING:
+    from nystromformer.training.pretraining import PretrainingRecipe
+
+SIZES: dict[str, dict[str, object]] = {
+    # tiny and mini are the smallest that BERT's authors released.
+    "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
+    "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
+    "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+"""The paper's are small and base. MiniLM-L6 is there to start from, and to put beside it."""
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
+    return SpecialTokens(
+        cls=tokenizer.cls_token_id,
+        sep=tokenizer.sep_token_id,
+        pad=tokenizer.pad_token_id,
+        mask=tokenizer.mask_token_id,
+        all=tuple(sorted(tokenizer.all_special_ids)),
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,
+    )
+
+
+def build_model(
+    recipe: "PretrainingRecipe", attention: str, source: str | None, special: SpecialTokens, seed: int
+) -> NystromformerForPreTraining:
+    """Raises `ValueError` for an attention, a length or a vocabulary that the model can't have."""
+    if recipe.max_length < 8:
+        raise ValueError(f"--max-length {recipe.max_length}: must be at least 8; the paper uses 512.")
+    set_seed(seed)
+    model = _from_scratch(recipe, attention, special) if source is None else _from_source(recipe, attention, source)
+    config = model.config
+    if recipe.max_length > config.max_position_embeddings:
+        raise ValueError(
+            f"--max-length {recipe.max_length}: {source} has positions for {config.max_position_embeddings} tokens; "
+            f"lengthen it with `nystromformer convert {source} DST --max-length {recipe.max_length}`, start from DST."
+        )
+    if special.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"--tokenizer: has {special.vocab_size:,} tokens, but {source} has embeddings for {config.vocab_size:,}; "
+            f"leave --tokenizer out to use the model's own."
+        )
+    config.pad_token_id = special.pad
+    return model
+
+
+def with_pretraining_heads(model: NystromformerPreTrainedModel) -> NystromformerForPreTraining:
+    """The same encoder with both heads; those that `model` has are kept, others start at random."""
+    if isinstance(model, NystromformerForPreTraining):
+        return model
+    made = NystromformerForPreTraining(model.config)
+    own, prefix = made.state_dict(), model.base_model_prefix + "."
+    state = model.state_dict()
+    transfer(
+        state,
+        made,
+        {key: next((name for name in (key, prefix + key) if name in own), None) for key in state},
+        notes={},
+        why_left=lambda key, tensor: "no part of pretraining",
+        start_at_zero="$^",
+    )
+    return made
+
+
+def _from_scratch(recipe: "PretrainingRecipe", attention: str, special: SpecialTokens) -> NystromformerForPreTraining:
+    config = preset_config(
+        "bert-base",
+        **SIZES[recipe.size],
+        attention=attention,
+        vocab_size=special.vocab_size,
+        max_position_embeddings=recipe.max_length,
+        pad_token_id=special.pad,
+        hidden_dropout_prob=recipe.dropout,
+        attention_probs_dropout_prob=recipe.attention_dropout,
+    )
+    return NystromformerForPreTraining(config)
+
+
+def _from_source(recipe: "PretrainingRecipe", attention: str, source: str) -> NystromformerForPreTraining:
+    theirs, _ = load_source(source)
+    changes = {
+        "attention": attention,
+        "hidden_dropout_prob": recipe.dropout,
+        "attention_probs_dropout_prob": recipe.attention_dropout,
+    }
+    is_own = isinstance(theirs, NystromformerPreTrainedModel)
+    return with_pretraining_heads((convert_own if is_own else convert_model)(theirs, **changes).model.float())

@@ -1,0 +1,193 @@
+"""The whole life of a training run, the same for every job.
+
+A run has its folder for itself: no other process writes there while it lives. It resumes from the last good checkpoint,
+and nothing is removed before what it serves is on the disk: the model is kept, then the result recorded, and only then
+the checkpoints go. So wherever it is killed, resuming gives the same model and the same records.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from transformers import TrainerState, TrainingArguments
+
+from nystromformer.errors import UserError, user_input
+from nystromformer.files import damage_of, locked, remove, sweep, whole_folder
+from nystromformer.records import (
+    CONFIG,
+    RECORDS,
+    RESULTS,
+    Recorder,
+    drop_records,
+    read_config,
+    result_in,
+    write_config,
+)
+from nystromformer.training.checkpoints import (
+    TRAINER_STATE,
+    checkpoint_folder,
+    keep_only,
+    last_checkpoint,
+    steps_saved,
+    trainer_state,
+)
+from nystromformer.training.interrupts import interrupts
+from nystromformer.training.trainer import ExactTrainer
+
+MODEL = "model"
+"""The subfolder with the model of a finished run."""
+
+SAVE_SECONDS = 600.0
+"""A checkpoint at least so often: what a kill without any warning costs at most."""
+
+
+def run_to_end(
+    out: Path,
+    arguments: TrainingArguments,
+    *,
+    job: str,
+    config: dict[str, object],
+    seed: int,
+    resume: bool,
+    save_seconds: float,
+    make_trainer: Callable[[Recorder], ExactTrainer],
+    measure: Callable[[ExactTrainer], tuple[float, dict[str, object]]],
+) -> dict[str, object]:
+    """Train, measure, keep the model and record the result, from wherever an earlier process got to. Returns the last.
+
+    `measure` gives the result and what its record says besides. Raises `UserError` for a folder that holds another run
+    or is being written, and where disk or memory do not suffice; `Stopped` after a signal.
+    """
+    with ExitStack() as stack:
+        with user_input(), arguments.main_process_first():  # the others find the folder as it shall be
+            if arguments.should_save:
+                stack.enter_context(_own(out))
+            check_folder(out, config, resume or not arguments.should_save)
+            done = finished(out)
+        if done is not None:
+            return done
+        stack.enter_context(_shortage_told())
+        if arguments.should_save:
+            sweep(out)
+        recorder = Recorder(out, job=job, config=config, seed=seed)
+        trainer = make_trainer(recorder)
+        if arguments.should_save:
+            write_config(out, config)
+        with interrupts(save_seconds) as caught:
+            trainer.add_callback(caught)
+            try:
+                train(trainer)
+                value, details = measure(trainer)
+            finally:
+                trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+            trainer.accelerator.wait_for_everyone()
+            if arguments.should_save:
+                keep_model(trainer)
+                recorder.record(RESULTS[job], value, **details)
+                keep_only(out, set())
+            trainer.accelerator.wait_for_everyone()
+            if caught.signal:
+                caught.stop("after the run was finished")
+    return result_in(out)
+
+
+def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
+    """Raise `ValueError` for a folder that holds a run which is not to be resumed, or another one."""
+    before = read_config(out)
+    if not resume and (before is not None or (out / RECORDS).exists() or steps_saved(out)):
+        raise ValueError(f"{out} holds a run already: resume it with --resume, or give another --out.")
+    if before is None:
+        return
+    now = json.loads(json.dumps(config))
+    for name in now:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"--resume with {name}={now.get(name)!r}: {out / CONFIG} says {before.get(name)!r}; a resumed run must "
+                f"keep its settings. Give the same, or another --out."
+            )
+
+
+def finished(out: Path) -> dict[str, object] | None:
+    """The result of the run in a folder; None for one that is not finished or has lost its model.
+
+    What a kill after the end left over is removed.
+    """
+    done = result_in(out)
+    if done is None:
+        return None
+    if (damage := damage_of(out / MODEL)) is not None:
+        warnings.warn(f"{out / MODEL} is damaged ({damage}): the run is not finished any more.", stacklevel=2)
+        return None
+    if os.environ.get("RANK", "0") == "0":
+        keep_only(out, set())
+    return done
+
+
+def train(trainer: ExactTrainer) -> None:
+    """Train from the last good checkpoint of the run's folder to the end.
+
+    The model is then the best one on the dev set or, where the run names no metric for that, the last one.
+    """
+    out = Path(trainer.args.output_dir)
+    checkpoint = last_checkpoint(out)
+    step = 0 if checkpoint is None else trainer_state(checkpoint)["global_step"]
+    if trainer.args.should_save:
+        drop_records(out, after=step)
+    if checkpoint is None or step < trainer.args.max_steps:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return
+    # Killed after the last step. Trainer would take one step more.
+    trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+    if trainer.state.best_global_step and trainer.args.load_best_model_at_end:
+        checkpoint = checkpoint_folder(out, trainer.state.best_global_step)
+    load_model(trainer.model, checkpoint / "model.safetensors")
+
+
+def keep_model(trainer: ExactTrainer) -> None:
+    """The model as `out/model`, with checksums."""
+    with whole_folder(Path(trainer.args.output_dir) / MODEL, replace=True, checksums=True) as folder:
+        trainer._save(str(folder))
+
+
+@contextmanager
+def _own(out: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder. A run that fails before anything is trained leaves nothing there."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    with locked(out):
+        found = set() if out in made else set(out.iterdir())
+        try:
+            yield
+        except BaseException:
+            if not (out / RECORDS).exists() and not steps_saved(out):
+                for path in set(out.iterdir()) - found:
+                    remove(path)
+            for folder in made:
+                with suppress(OSError):  # it holds something
+                    folder.rmdir()
+            raise
+
+
+@contextmanager
+def _shortage_told() -> Iterator[None]:
+    """Disk and memory that do not suffice are the user's to provide. What is written is whole."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{error}; what is written is whole: when there is room, resume with --resume.") from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_lack_of_memory(error):
+            raise
+        raise UserError(
+            f"memory does not suffice ({str(error).splitlines()[0] if str(error) else 'MemoryError'}): resume with "
+            f"--resume where there is more, or give a smaller --batch-size or --max-length with another --out."
+        ) from error
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
