@@ -41,7 +41,8 @@ from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.integrations.probe import Attend, exact_attention, record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
+from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+from nystromformer.report.table import Table
 
 LENGTHS = (128, 256, 512)
 AT_ONCE = 4
@@ -87,7 +88,7 @@ def windowed(window: int, global_tokens: int, call: AttentionCall) -> Tensor:
 
 
 def with_features(projection: Tensor, call: AttentionCall) -> Tensor:
-    return performer_attention(call.query, call.key, call.value, projection)
+    return performer_attention(call.query, call.key, call.value, projection=projection)
 
 
 def shuffled_texts(folder: Path, seed: int) -> Iterator[str]:
@@ -153,7 +154,7 @@ def table(records: list[dict]) -> str:
             cells += [f"{error['value']:.3f}", f"{cosine['value']:.3f} ({cosine['worst']:.3f})"]
         rows.append([name, str(values[name, lengths[0], "cosine"]["meets"]), *cells])
     header = ["attention", "meets", *(f"n = {n}: {kind}" for n in lengths for kind in ("error", "cosine (worst)"))]
-    return table_markdown(header, rows)
+    return Table(header, rows).markdown()
 
 
 def draw(records: list[dict], path: Path) -> None:

@@ -138,9 +138,7 @@ class TransMIL(nn.Module):
             projection(tokens).unflatten(2, (layer.num_heads, layer.head_dim)).transpose(1, 2)  # (b h n d)
             for projection in (layer.query, layer.key)
         )
-        rows = nystrom_attention_weights(
-            query, key, rows=[0], num_landmarks=layer.num_landmarks, query_mask=mask, key_mask=mask
-        )
+        rows = nystrom_attention_weights(query, key, [0], mask, num_landmarks=layer.options.num_landmarks)
         return rows[:, :, 0, 1:].mean(dim=1)
 
 

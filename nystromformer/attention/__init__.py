@@ -7,7 +7,7 @@ from nystromformer.attention.linformer import linformer_attention
 from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
 from nystromformer.attention.nystrom_layer import NystromAttention
-from nystromformer.attention.nystrom_local import nystrom_local_attention
+from nystromformer.attention.nystrom_local import nystrom_local_attention, nystrom_local_attention_weights
 from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
 from nystromformer.attention.reformer import reformer_attention
@@ -30,6 +30,7 @@ __all__ = [
     "nystrom_attention",
     "nystrom_attention_weights",
     "nystrom_local_attention",
+    "nystrom_local_attention_weights",
     "performer_attention",
     "pinv_residual",
     "reformer_attention",

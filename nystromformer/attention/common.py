@@ -1,11 +1,16 @@
 """What all attentions share: checks of tensors, masks over tokens, precision.
 
-Masks are boolean (b, n), True for a real token.
+Masks are boolean (b, n), True for a real token. Checks that need no tensor are in `nystromformer.checks`.
 """
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from nystromformer.checks import check_number
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -14,23 +19,32 @@ def shape_of(tensor: Tensor) -> str:
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
+def check_tokens(name: str, tensor: Tensor) -> None:
+    """`tensor` must be floating (b, h, n, d) with n, d >= 1."""
+    check_floating(name, tensor)
+    if tensor.dim() != 4:
+        raise ValueError(
+            f"{name} has shape {shape_of(tensor)}: must have 4 dimensions (batch, heads, length, head size); "
+            f"split the heads with x.view(b, n, h, d).transpose(1, 2)."
+        )
+    if tensor.shape[2] < 1 or tensor.shape[3] < 1:
+        raise ValueError(f"{name} has shape {shape_of(tensor)}: length and head size must be at least 1.")
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}: must be a torch.Tensor.")
+    if tensor.dtype not in FLOATING:
+        raise TypeError(
+            f"{name} has dtype {tensor.dtype}: must be float16, bfloat16, float32 or float64; convert with .to()."
+        )
+
+
 def check_query_key_value(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
     """(b, h, n, d), (b, h, s, d) and (b, h, s, e) of one floating dtype on one device, with n, s >= 1."""
     tensors = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}: must be a torch.Tensor.")
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name} has shape {shape_of(tensor)}: must have 4 dimensions (batch, heads, length, head size); "
-                f"split the heads with x.view(b, n, h, d).transpose(1, 2)."
-            )
-        if tensor.dtype not in FLOATING:
-            raise TypeError(
-                f"{name} has dtype {tensor.dtype}: must be float16, bfloat16, float32 or float64; convert with .to()."
-            )
-        if tensor.shape[2] < 1 or tensor.shape[3] < 1:
-            raise ValueError(f"{name} has shape {shape_of(tensor)}: length and head size must be at least 1.")
+        check_tokens(name, tensor)
     for name, tensor in tensors.items():
         if tensor.shape[:2] != query.shape[:2]:
             raise ValueError(
@@ -45,6 +59,17 @@ def check_query_key_value(query: Tensor, key: Tensor, value: Tensor | None = Non
         raise ValueError(f"key has head size {key.shape[3]}, query has {query.shape[3]}: must be equal.")
     if value is not None and value.shape[2] != key.shape[2]:
         raise ValueError(f"value has length {value.shape[2]}, key has {key.shape[2]}: must be equal.")
+
+
+def check_self_attention(query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
+    """Queries, keys and values of one sequence, and its mask."""
+    check_query_key_value(query, key, value)
+    if key.shape[2] != query.shape[2]:
+        raise ValueError(
+            f"{query.shape[2]} queries and {key.shape[2]} keys: must be as many, of one sequence; use "
+            f"nystrom_attention or standard_attention for cross-attention."
+        )
+    check_mask("mask", mask, query)
 
 
 def check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:
@@ -68,6 +93,65 @@ def check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:
         raise ValueError(f"{name} is on {mask.device}, the tokens on {tokens.device}: must be on one device.")
 
 
+def checked_masks(
+    query: Tensor, key: Tensor, mask: Tensor | None, query_mask: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The masks of queries and of keys, from what a caller gave: `mask` for one sequence, or one for each of two.
+
+    One mask for as many queries as keys could mean either: it is refused, since queries at padding would otherwise
+    count as real ones.
+    """
+    overrides = {"query_mask": query_mask, "key_mask": key_mask}
+    given = [name for name, each in overrides.items() if each is not None]
+    if mask is not None:
+        if given:
+            raise ValueError(
+                f"{given[0]} was given beside mask: mask is for both sequences of self-attention; give mask alone, or "
+                f"query_mask and key_mask for cross-attention."
+            )
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                f"mask was given with {query.shape[2]} queries and {key.shape[2]} keys: mask is for self-attention; "
+                f"give query_mask (b, n) and key_mask (b, s)."
+            )
+        check_mask("mask", mask, query)
+        return mask, mask
+    check_mask("query_mask", query_mask, query)
+    check_mask("key_mask", key_mask, key)
+    if len(given) == 1 and query.shape[2] == key.shape[2]:
+        raise ValueError(
+            f"{given[0]} was given alone, with as many queries as keys: for self-attention give mask=, which is for "
+            f"both; for cross-attention give query_mask and key_mask, one of them all True where nothing is masked."
+        )
+    return query_mask, key_mask
+
+
+def checked_scale(scale: float | None, query: Tensor) -> float:
+    if scale is None:
+        return query.shape[3] ** -0.5
+    check_number("scale", scale, hint="None means d ** -0.5")
+    return float(scale)
+
+
+def checked_rows(rows: Sequence[int] | Tensor, query: Tensor) -> Tensor:
+    """`rows` as a tensor of indices into the queries; negative ones count from the end."""
+    length = query.shape[2]
+    index = torch.as_tensor(rows, device=query.device)
+    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool or index.numel() == 0:
+        raise TypeError(f"rows={rows!r}: must be a list of one or more whole numbers, as rows=[0].")
+    if not index.is_meta and bool(((index < -length) | (index >= length)).any()):
+        raise ValueError(f"rows={rows!r}: must lie between {-length} and {length - 1}, for {length} queries.")
+    return index % length
+
+
+def refuse_causal(is_causal: bool) -> None:
+    if is_causal:
+        raise ValueError(
+            "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
+            "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
+        )
+
+
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """`x` (b, h, n, d) with its masked rows set to exactly 0, whatever they held, NaN and infinity included.
 
@@ -77,6 +161,11 @@ def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x
     return torch.where(mask[:, None, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def all_valid(tokens: Tensor) -> Tensor:
+    """A mask (b, n) that leaves nothing out, for `tokens` of shape (b, h, n, d) or (b, n, d)."""
+    return torch.ones(tokens.shape[0], tokens.shape[-2], dtype=torch.bool, device=tokens.device)
 
 
 def key_padding_mask(mask: Tensor | None) -> Tensor | None:
@@ -105,6 +194,31 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def full_precision(x: Tensor) -> torch.autocast:
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context without autocast, which would turn float32 products into half precision ones."""
-    return torch.autocast(x.device.type, enabled=False)
+    # autocast does not know meta tensors, which have shapes and no numbers
+    return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+
+
+def rows_of_map(
+    operation: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int] | Tensor,
+    mask: Tensor | None,
+    **arguments: object,
+) -> Tensor:
+    """Rows (b, h, r, n) of the matrix that `operation` multiplies values with, without gradients.
+
+    That matrix is the gradient of the outputs by the values. With values of width r, of which each column serves one
+    row, a single backward gives all rows, in the memory of values of that width. `arguments` are the operation's.
+    """
+    check_self_attention(query, key, None, mask)
+    with torch.inference_mode(False), torch.enable_grad():
+        rows = checked_rows(rows, query)
+        query, key = (x.clone() if x.is_inference() else x.detach() for x in (query, key))
+        mask = mask if mask is None else mask.clone()
+        value = query.new_zeros(*key.shape[:3], rows.shape[0]).requires_grad_()
+        asked = operation(query, key, value, mask, **arguments)[:, :, rows].diagonal(dim1=2, dim2=3).sum()
+        (weights,) = torch.autograd.grad(asked, value)
+    return weights.mT

@@ -10,14 +10,75 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import at_least_float32, check_mask, check_query_key_value, zero_masked
-from nystromformer.checks import check_at_least, check_choice
+from nystromformer.attention.common import (
+    at_least_float32,
+    check_mask,
+    check_query_key_value,
+    check_tokens,
+    checked_scale,
+    zero_masked,
+)
+from nystromformer.checks import check_at_least
 
 LANDMARKS = ("segment_means", "kmeans")
-
 LLOYD_STEPS = 3
+CENTERS_AT_ONCE = 8
+"""Centers of k-means that all tokens are compared with together: no n×m matrix is made."""
 
-CENTRES_AT_ONCE = 8
+
+def segment_means(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
+    """Segment-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty segments.
+
+    The paper's formula divides by m where it means the segment length; this divides by the number of valid tokens.
+
+    >>> segment_means(torch.arange(6.0).view(1, 1, 6, 1), 3).flatten()
+    tensor([0.5000, 2.5000, 4.5000])
+    """
+    check_tokens("tokens", tokens)
+    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
+    check_mask("mask", mask, tokens)
+    return means_over(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask))
+
+
+def kmeans_landmarks(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
+    """K-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty clusters.
+
+    >>> two_clumps = torch.tensor([0.0, 0.1, 0.2, 9.0]).view(1, 1, 4, 1)
+    >>> kmeans_landmarks(two_clumps, 2).flatten()
+    tensor([0.1000, 9.0000])
+    """
+    check_tokens("tokens", tokens)
+    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
+    check_mask("mask", mask, tokens)
+    return kmeans_means(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask), mask)[0]
+
+
+def sampled_softmax_approximation(
+    query: Tensor, key: Tensor, num_samples: int, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Approximate S = softmax(Q Kᵀ/√d) from m of its own columns and rows; returns (Ŝ, S), both (b, h, n, s).
+
+    This is the paper's section "Nyström method for matrix approximation" (eq. 2 to 6): Ŝ = S[:, J] (S[I, J])⁺ S[I, :],
+    with I and J evenly spaced. It is exact on the sampled rows and columns where S[I, J] is invertible. A softmax row
+    is normalized over all its entries, so sampling columns needs the full matrix first: O(n·s) time and memory, which
+    is what `nystrom_attention` avoids by choosing landmarks before the softmax.
+
+    >>> x = torch.randn(1, 1, 20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> approximation, softmax = sampled_softmax_approximation(x, x, num_samples=20)
+    >>> torch.allclose(approximation, softmax)
+    True
+    """
+    check_query_key_value(query, key)
+    check_at_least("num_samples", num_samples, 1)
+    longest = min(query.shape[2], key.shape[2])
+    if num_samples > longest:
+        raise ValueError(f"num_samples={num_samples}: must be at most {longest}, the smaller of n and s.")
+    scale = checked_scale(scale, query)
+    S = torch.softmax(scale * query @ key.mT, dim=-1)
+    rows = _evenly_spaced(query.shape[2], num_samples, query.device)
+    columns = _evenly_spaced(key.shape[2], num_samples, key.device)
+    core = S[:, :, rows][..., columns]  # A_S of the paper
+    return S[..., columns] @ torch.linalg.pinv(core) @ S[:, :, rows], S
 
 
 @dataclass(frozen=True)
@@ -91,66 +152,41 @@ def means_over(tokens: Tensor, segments: Segments) -> Tensor:
     return means.view(batch, m, heads, width).transpose(1, 2)
 
 
-def segment_means(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
-    """Segment-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty segments.
-
-    The paper's formula divides by m where it means the segment length; this divides by the number of valid tokens.
-
-    >>> segment_means(torch.arange(6.0).view(1, 1, 6, 1), 3).flatten()
-    tensor([0.5000, 2.5000, 4.5000])
-    """
-    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
-    check_mask("mask", mask, tokens)
-    return means_over(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask))
-
-
 def kmeans_means(tokens: Tensor, segments: Segments, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """K-means landmarks: a few Lloyd steps for each head, from segment means on. Padding must be zero already.
 
     Returns the landmarks (b, h, m, d) and how many tokens each stands for (b, h, m). Deterministic: ties go to the
-    first centre. The assignment has no gradient; the means have. Examples with at most m valid tokens keep one token
-    a landmark (identical tokens would else merge, and attention to them would no longer be exact).
+    first center. The assignment has no gradient; the means have. Examples with at most m valid tokens keep one token
+    per landmark (identical tokens would otherwise merge, and attention to them would no longer be exact).
     """
     batch, heads, _, _ = tokens.shape
     m = segments.num_segments
     points = tokens.to(at_least_float32(tokens.dtype))
     start = means_over(points, segments)
     occupied = segments.occupied[:, None, :].expand(batch, heads, m)
-    centres, counts = start, segments.counts[:, None, :].expand(batch, heads, m)
+    centers, counts = start, segments.counts[:, None, :].expand(batch, heads, m)
     for _ in range(LLOYD_STEPS):
-        assignment = nearest_centre(points.detach(), centres.detach(), counts > 0)  # (b, h, n)
-        centres, counts = _means_by_assignment(points, assignment, m, mask)
+        assignment = nearest_center(points.detach(), centers.detach(), counts > 0)  # (b, h, n)
+        centers, counts = _means_by_assignment(points, assignment, m, mask)
     few = segments.one_token_each[:, None, None]
     return (
-        torch.where(few[..., None], start, centres),
+        torch.where(few[..., None], start, centers),
         torch.where(few, occupied.to(counts.dtype), counts),
     )
 
 
-def kmeans_landmarks(tokens: Tensor, num_landmarks: int, mask: Tensor | None = None) -> Tensor:
-    """K-means landmarks of `tokens` (b, h, n, d): (b, h, m, d), at least in float32; 0 for empty clusters.
+def nearest_center(points: Tensor, centers: Tensor, occupied: Tensor) -> Tensor:
+    """Index (b, h, n) of the nearest occupied center (b, h, m, d) of each point (b, h, n, d).
 
-    >>> two_clumps = torch.tensor([0.0, 0.1, 0.2, 9.0]).view(1, 1, 4, 1)
-    >>> kmeans_landmarks(two_clumps, 2).flatten()
-    tensor([0.1000, 9.0000])
-    """
-    check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
-    check_mask("mask", mask, tokens)
-    return kmeans_means(zero_masked(tokens, mask), segments(tokens, num_landmarks, mask), mask)[0]
-
-
-def nearest_centre(points: Tensor, centres: Tensor, occupied: Tensor) -> Tensor:
-    """Index (b, h, n) of the nearest occupied centre (b, h, m, d) of each point (b, h, n, d).
-
-    A few centres at a time, so that no n×m matrix is made.
+    A few centers at a time, so that no n×m matrix is made.
     """
     best = torch.full(points.shape[:3], torch.inf, dtype=points.dtype, device=points.device)
     index = torch.zeros(points.shape[:3], dtype=torch.long, device=points.device)
-    for first in range(0, centres.shape[2], CENTRES_AT_ONCE):
-        some = centres[:, :, first : first + CENTRES_AT_ONCE]
-        # ‖x − c‖² up to ‖x‖², which is the same for all centres.
+    for first in range(0, centers.shape[2], CENTERS_AT_ONCE):
+        some = centers[:, :, first : first + CENTERS_AT_ONCE]
+        # ‖x − c‖² up to ‖x‖², which is the same for all centers.
         distance = some.square().sum(-1)[:, :, None, :] - 2 * points @ some.mT  # (b h n 8)
-        distance = distance.masked_fill(~occupied[:, :, None, first : first + CENTRES_AT_ONCE], torch.inf)
+        distance = distance.masked_fill(~occupied[:, :, None, first : first + CENTERS_AT_ONCE], torch.inf)
         nearest, which = distance.min(dim=-1)
         index = torch.where(nearest < best, which + first, index)
         best = torch.minimum(nearest, best)
@@ -167,38 +203,6 @@ def _means_by_assignment(points: Tensor, assignment: Tensor, m: int, mask: Tenso
     counts = ones.new_zeros(batch * heads * m).index_add(0, rows, ones)
     means = sums / counts.clamp(min=1)[:, None]
     return means.view(batch, heads, m, width), counts.view(batch, heads, m)
-
-
-def check_landmarks(landmarks: str) -> None:
-    check_choice("landmarks", landmarks, LANDMARKS)
-
-
-def sampled_softmax_approximation(
-    query: Tensor, key: Tensor, num_samples: int, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Approximate S = softmax(Q Kᵀ/√d) from m of its own columns and rows; returns (Ŝ, S), both (b, h, n, s).
-
-    This is the paper's section "Nyström method for matrix approximation" (eq. 2 to 6): Ŝ = S[:, J] (S[I, J])⁺ S[I, :],
-    with I and J evenly spaced. It is exact on the sampled rows and columns where S[I, J] is invertible. A softmax row
-    is normalised over all its entries, so sampling columns needs the full matrix first: O(n·s) time and memory, which
-    is what `nystrom_attention` avoids by choosing landmarks before the softmax.
-
-    >>> x = torch.randn(1, 1, 20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    >>> approximation, softmax = sampled_softmax_approximation(x, x, num_samples=20)
-    >>> torch.allclose(approximation, softmax)
-    True
-    """
-    check_query_key_value(query, key)
-    check_at_least("num_samples", num_samples, 1)
-    longest = min(query.shape[2], key.shape[2])
-    if num_samples > longest:
-        raise ValueError(f"num_samples={num_samples}: must be at most {longest}, the smaller of n and s.")
-    scale = query.shape[3] ** -0.5 if scale is None else scale
-    S = torch.softmax(scale * query @ key.mT, dim=-1)
-    rows = _evenly_spaced(query.shape[2], num_samples, query.device)
-    columns = _evenly_spaced(key.shape[2], num_samples, key.device)
-    core = S[:, :, rows][..., columns]  # A_S of the paper
-    return S[..., columns] @ torch.linalg.pinv(core) @ S[:, :, rows], S
 
 
 def _evenly_spaced(length: int, count: int, device: torch.device) -> Tensor:

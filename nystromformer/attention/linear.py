@@ -1,10 +1,9 @@
 """Linear attention: the softmax kernel replaced by phi(q) . phi(k) with phi = elu + 1 (Katharopoulos et al., 2020)."""
 
-import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import full_precision, zero_masked
+from nystromformer.attention.common import at_least_float32, check_self_attention, full_precision, zero_masked
 
 SMALLEST_NORMALISER = 1e-12
 """Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""
@@ -13,6 +12,7 @@ SMALLEST_NORMALISER = 1e-12
 def elu_plus_one(x: Tensor) -> Tensor:
     """phi(x) = elu(x) + 1. Written without the `- 1 + 1` of elu, which would round exp(x) to 0 below x = -17.
 
+    >>> import torch
     >>> elu_plus_one(torch.tensor([-20.0, 0.0, 2.0]))
     tensor([2.0612e-09, 1.0000e+00, 3.0000e+00])
     """
@@ -22,12 +22,14 @@ def elu_plus_one(x: Tensor) -> Tensor:
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """phi(Q) (phi(K)ᵀ V) / (phi(Q) Σ phi(K)) for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
 
+    >>> import torch
     >>> x = torch.randn(2, 4, 1000, 8)
     >>> linear_attention(x, x, x).shape
     torch.Size([2, 4, 1000, 8])
     """
+    check_self_attention(query, key, value, mask)
     # sums over the whole sequence: half precision would lose all but the first few hundred tokens
-    dtype = torch.promote_types(value.dtype, torch.float32)
+    dtype = at_least_float32(value.dtype)
     with full_precision(value):
         q = elu_plus_one(zero_masked(query, mask).to(dtype))  # (b h n d)
         # phi(0) = 1, so padding has to be removed after the feature map
@@ -40,5 +42,5 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 class LinearAttention(Attention):
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return linear_attention(query, key, value, mask)
+    name = "linear"
+    operation = staticmethod(linear_attention)

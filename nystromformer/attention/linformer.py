@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import zero_masked
+from nystromformer.attention.common import check_floating, check_self_attention, shape_of, zero_masked
 from nystromformer.checks import check_at_least
 
 
@@ -20,26 +20,48 @@ def project_sequence(x: Tensor, projection: Tensor) -> Tensor:
     projection = projection[..., : x.shape[2], :].to(x.dtype)  # (n k) or (h n k)
     # einsum folds the batch into one matrix product; matmul would copy the projection for each example
     projected = torch.einsum("bhnd,nk->bhkd" if projection.dim() == 2 else "bhnd,hnk->bhkd", x, projection)
-    return projected.contiguous()  # else scaled_dot_product_attention leaves its fused path, which keeps no (n, k)
+    return projected.contiguous()  # so that scaled_dot_product_attention takes its fused path, which keeps no (n, k)
+
+
+def check_projection(name: str, projection: Tensor, tokens: Tensor) -> None:
+    """`projection` must be (max_length, k) or (h, max_length, k) for `tokens` (b, h, n, d), with max_length >= n."""
+    check_floating(name, projection)
+    heads, length = tokens.shape[1:3]
+    if projection.dim() not in (2, 3) or (projection.dim() == 3 and projection.shape[0] != heads):
+        raise ValueError(
+            f"{name} has shape {shape_of(projection)}: must be (max_length, k), or ({heads}, max_length, k) with one "
+            f"for each head."
+        )
+    if projection.shape[-2] < length:
+        raise ValueError(
+            f"{name} has {projection.shape[-2]} rows for {length} tokens: must have at least as many; shorten the "
+            f"input or make a longer projection."
+        )
 
 
 def linformer_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    mask: Tensor | None = None,
+    *,
     key_projection: Tensor,
     value_projection: Tensor | None = None,
-    mask: Tensor | None = None,
 ) -> Tensor:
     """softmax(Q (EᵀK)ᵀ / √d) FᵀV for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
 
+    `key_projection` is E, (max_length, k) or one for each head (h, max_length, k), with max_length >= n.
     `value_projection` is F; None shares E between keys and values. Masked tokens are zeroed before the projection, so
     they add nothing to the k projected rows and no mask is needed after it.
 
     >>> x = torch.randn(2, 4, 100, 8)
-    >>> linformer_attention(x, x, x, torch.randn(512, 16)).shape
+    >>> linformer_attention(x, x, x, key_projection=torch.randn(512, 16)).shape
     torch.Size([2, 4, 100, 8])
     """
+    check_self_attention(query, key, value, mask)
+    check_projection("key_projection", key_projection, query)
+    if value_projection is not None:
+        check_projection("value_projection", value_projection, query)
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     key = project_sequence(key, key_projection)  # (b h k d)
     value = project_sequence(value, key_projection if value_projection is None else value_projection)  # (b h k d)
@@ -47,10 +69,12 @@ def linformer_attention(
 
 
 class LinformerAttention(Attention):
-    """`share_heads`: one projection for all heads (the paper's headwise sharing, its released default), else one each.
+    """`share_heads`: one projection for all heads (the paper's headwise sharing, its released default) or one each.
     `share_key_value`: one projection for keys and values.
     """
 
+    name = "linformer"
+    operation = staticmethod(linformer_attention)
     needs_fixed_length = True
     size_option = "projection_dim"
 
@@ -78,8 +102,8 @@ class LinformerAttention(Attention):
         for projection in self.parameters():
             nn.init.uniform_(projection, -bound, bound)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return linformer_attention(query, key, value, self.key_projection, self.value_projection, mask)
+    def arguments(self, query: Tensor) -> dict[str, object]:
+        return {"key_projection": self.key_projection, "value_projection": self.value_projection}
 
     def extra_repr(self) -> str:
         return (

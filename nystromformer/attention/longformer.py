@@ -6,7 +6,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import key_padding_mask, zero_masked
+from nystromformer.attention.common import check_self_attention, checked_scale, key_padding_mask, zero_masked
 from nystromformer.checks import check_at_least, check_odd
 
 SMALLEST_BLOCK = 64
@@ -35,7 +35,9 @@ class Windows(Function):
         return total, None
 
 
-def window_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, radius: int, first: int) -> Tensor:
+def window_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, radius: int, first: int, scale: float
+) -> Tensor:
     """Attention of the tokens from `first` on to those at most `radius` away and to the global ones before `first`.
 
     One softmax goes over both. The queries go in blocks, each with the one window of keys that covers it, so that no
@@ -65,32 +67,45 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
             bias = functional.pad(bias, (first, 0))
             if mask is not None:
                 bias[..., :first] = penalty[..., :first]
-        outs.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+        outs.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale))
     return torch.cat(outs, dim=2)
 
 
 def longformer_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, window: int = 257, global_tokens: int = 0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    window: int = 257,
+    global_tokens: int = 0,
+    scale: float | None = None,
 ) -> Tensor:
     """Softmax attention on (b, h, n, d) within a window, `mask` (b, n) True for real tokens, in O(n · window).
 
     The first `global_tokens` tokens attend to all and all attend to them. They use the same queries, keys and values
-    as the others; the published model has a second set of projections for them.
+    as the others; the published model has a second set of projections for them. `scale` is d ** -0.5 by default.
 
     >>> x = torch.randn(2, 4, 1000, 8)
     >>> longformer_attention(x, x, x, window=65, global_tokens=1).shape
     torch.Size([2, 4, 1000, 8])
     """
+    check_self_attention(query, key, value, mask)
+    check_odd("window", window)
+    check_at_least("global_tokens", global_tokens, 0)
+    scale = checked_scale(scale, query)
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     length = query.shape[2]
     first = min(global_tokens, length)
     outs = []
     if first:
         outs.append(
-            functional.scaled_dot_product_attention(query[:, :, :first], key, value, attn_mask=key_padding_mask(mask))
+            functional.scaled_dot_product_attention(
+                query[:, :, :first], key, value, attn_mask=key_padding_mask(mask), scale=scale
+            )
         )
     if first < length:
-        outs.append(window_attention(query, key, value, mask, min(window // 2, length), first))
+        outs.append(window_attention(query, key, value, mask, min(window // 2, length), first, scale))
     return zero_masked(torch.cat(outs, dim=2), mask)
 
 
@@ -99,6 +114,8 @@ class LongformerAttention(Attention):
     such as [CLS], see all and are seen by all.
     """
 
+    name = "longformer"
+    operation = staticmethod(longformer_attention)
     size_option = "window"
 
     def __init__(
@@ -115,8 +132,12 @@ class LongformerAttention(Attention):
         check_at_least("global_tokens", global_tokens, 0)
         self.window, self.global_tokens = window, global_tokens
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return longformer_attention(query, key, value, mask, self.window, self.global_tokens)
+    @property
+    def exact_up_to(self) -> float:
+        return self.global_tokens + self.window // 2 + 1
+
+    def arguments(self, query: Tensor) -> dict[str, object]:
+        return {"window": self.window, "global_tokens": self.global_tokens}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, window={self.window}, global_tokens={self.global_tokens}"

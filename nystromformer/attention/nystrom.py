@@ -18,14 +18,18 @@ from torch.nn import functional
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import (
-    check_mask,
+    at_least_float32,
     check_query_key_value,
+    checked_masks,
+    checked_rows,
+    checked_scale,
     full_precision,
     key_padding_mask,
     pad_head_dims,
+    refuse_causal,
     zero_masked,
 )
-from nystromformer.attention.landmarks import Segments, check_landmarks, kmeans_means, means_over, segments
+from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
 from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
 from nystromformer.checks import check_at_least, check_choice, check_odd
@@ -45,8 +49,178 @@ class NystromOptions:
         check_at_least("num_landmarks", self.num_landmarks, 1, "the paper uses 64")
         check_at_least("pinv_iterations", self.pinv_iterations, 0, "the paper uses 6")
         check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
-        check_landmarks(self.landmarks)
+        check_choice("landmarks", self.landmarks, LANDMARKS)
         check_choice("pinv", self.pinv, PSEUDOINVERSES)
+
+
+def nystrom_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    num_landmarks: int = 64,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    pinv_iterations: int = 6,
+    pinv_scaling: str = "matrix",
+    landmarks: str = "segment_means",
+    pinv: str = "iterative",
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Softmax attention approximated in O(n·m): (b, h, n, e), in the dtype of `value`.
+
+    Args:
+        query, key, value: (b, h, n, d), (b, h, s, d), (b, h, s, e); n ≠ s is cross-attention.
+        mask: boolean (b, n), True for real tokens, anywhere: of both sequences of self-attention. Masked rows of the
+            result are 0; what stands at masked positions, and how many there are, changes nothing.
+        num_landmarks: m. The result is exact for an example with at most m valid keys or at most m valid queries.
+        query_mask, key_mask: boolean (b, n) and (b, s), in place of `mask` for cross-attention.
+        conv_weight: the skip convolution's kernel for each head, (h, k) or (h, 1, k, 1), k odd; needs n = s.
+        pinv_iterations: steps of the pseudoinverse; more are not safer (`iterative_pinv`).
+        pinv_scaling: "matrix", or "batch" as published checkpoints were trained: outputs then depend on the batch.
+        landmarks: "segment_means" or "kmeans" (slower; the paper mentions it).
+        pinv: "iterative" or "exact" (slow; for studies).
+        scale: of the logits, d ** -0.5 by default.
+        is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
+
+    >>> query = key = value = torch.randn(2, 8, 1000, 64)
+    >>> nystrom_attention(query, key, value, num_landmarks=32).shape
+    torch.Size([2, 8, 1000, 64])
+    """
+    check_query_key_value(query, key, value)
+    query_mask, key_mask = checked_masks(query, key, mask, query_mask, key_mask)
+    options = NystromOptions(
+        num_landmarks=num_landmarks,
+        pinv_iterations=pinv_iterations,
+        pinv_scaling=pinv_scaling,
+        landmarks=landmarks,
+        pinv=pinv,
+    )
+    scale = checked_scale(scale, query)
+    refuse_causal(is_causal)
+    if conv_weight is not None:
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                f"conv_weight was given with {query.shape[2]} queries and {key.shape[2]} keys: the skip convolution "
+                f"needs as many; leave conv_weight out for cross-attention."
+            )
+        conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
+
+    with full_precision(query):
+        query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
+        out = _attend(query, key, value, query_mask, key_mask, scale, options)
+        if conv_weight is not None:
+            skip = skip_convolution(value, conv_weight)
+            # Attention needs its own output for backward; without backward the sum needs no memory of its own.
+            out = out + skip if out.requires_grad else out.add_(skip)
+        return zero_masked(out, query_mask)
+
+
+def nystrom_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int] | Tensor,
+    mask: Tensor | None = None,
+    *,
+    num_landmarks: int = 64,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    pinv_iterations: int = 6,
+    pinv_scaling: str = "matrix",
+    landmarks: str = "segment_means",
+    pinv: str = "iterative",
+    scale: float | None = None,
+) -> Tensor:
+    """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
+
+    Multiplied by `value` they give those rows of `nystrom_attention` (without its convolution). `rows=[0]` is how a
+    CLS token looks at all others. Approximated weights can be slightly negative; rows sum to about 1.
+
+    >>> query = key = torch.randn(1, 2, 1000, 16)
+    >>> nystrom_attention_weights(query, key, rows=[0, -1]).shape
+    torch.Size([1, 2, 2, 1000])
+    """
+    check_query_key_value(query, key)
+    query_mask, key_mask = checked_masks(query, key, mask, query_mask, key_mask)
+    options = NystromOptions(
+        num_landmarks=num_landmarks,
+        pinv_iterations=pinv_iterations,
+        pinv_scaling=pinv_scaling,
+        landmarks=landmarks,
+        pinv=pinv,
+    )
+    scale = checked_scale(scale, query)
+    rows = checked_rows(rows, query)
+
+    with full_precision(query):
+        dtype, wide = query.dtype, at_least_float32(query.dtype)
+        query, key = zero_masked(query, query_mask).to(wide), zero_masked(key, key_mask).to(wide)
+        asked = query[:, :, rows]  # (b h r d)
+        exact = masked_softmax(scale * asked @ key.mT, key_padding_mask(key_mask))  # (b h r s)
+        if query.shape[2] <= num_landmarks or key.shape[2] <= num_landmarks:
+            weights = exact
+        else:
+            core = landmark_core(query, key, query_mask, key_mask, scale, options)
+            F = masked_softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
+            B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(key_mask))  # (b h m s)
+            few = core.query_segments.one_token_each | core.key_segments.one_token_each
+            weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
+        if key_mask is not None:
+            weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
+        return zero_masked(weights, None if query_mask is None else query_mask[:, rows]).to(dtype)
+
+
+class NystromSelfAttention(Attention):
+    """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
+
+    name = "nystrom"
+    operation = staticmethod(nystrom_attention)
+    size_option = "num_landmarks"
+    cross_attention = True
+    takes_convolution = True
+    splits_over_ranks = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        num_landmarks: int = 64,
+        conv_kernel_size: int | None = 33,
+        pinv_iterations: int = 6,
+        pinv_scaling: str = "matrix",
+        landmarks: str = "segment_means",
+        pinv: str = "iterative",
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length)
+        self.options = NystromOptions(
+            num_landmarks=num_landmarks,
+            pinv_iterations=pinv_iterations,
+            pinv_scaling=pinv_scaling,
+            landmarks=landmarks,
+            pinv=pinv,
+        )
+        if conv_kernel_size is not None:
+            check_odd("conv_kernel_size", conv_kernel_size)
+        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
+
+    @property
+    def exact_up_to(self) -> float:
+        return self.options.num_landmarks
+
+    def arguments(self, query: Tensor) -> dict[str, object]:
+        return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
+
+    def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:
+        """`nystrom_attention_weights`, with gradients."""
+        return nystrom_attention_weights(query, key, rows, mask, **vars(self.options))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.options}"
 
 
 @dataclass(frozen=True)
@@ -109,196 +283,6 @@ def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: s
 
 def masked_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.softmax(logits if allowed is None else logits.masked_fill(~allowed, -math.inf), dim=-1)
-
-
-def checked_scale(scale: float | None, query: Tensor) -> float:
-    if scale is None:
-        return query.shape[3] ** -0.5
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale={scale!r} is a {type(scale).__name__}: must be a number, or None for d ** -0.5.")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale}: must be finite; None means d ** -0.5.")
-    return float(scale)
-
-
-def nystrom_attention_weights(
-    query: Tensor,
-    key: Tensor,
-    rows: Sequence[int] | Tensor,
-    num_landmarks: int = 64,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    pinv_iterations: int = 6,
-    pinv_scaling: str = "matrix",
-    scale: float | None = None,
-    landmarks: str = "segment_means",
-    pinv: str = "iterative",
-) -> Tensor:
-    """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
-
-    Multiplied by `value` they give those rows of `nystrom_attention` (without its convolution). `rows=[0]` is how a
-    CLS token looks at all others. Approximated weights can be slightly negative; rows sum to about 1.
-
-    >>> query = key = torch.randn(1, 2, 1000, 16)
-    >>> nystrom_attention_weights(query, key, rows=[0, -1]).shape
-    torch.Size([1, 2, 2, 1000])
-    """
-    check_query_key_value(query, key)
-    check_mask("query_mask", query_mask, query)
-    check_mask("key_mask", key_mask, key)
-    options = NystromOptions(
-        num_landmarks=num_landmarks,
-        pinv_iterations=pinv_iterations,
-        pinv_scaling=pinv_scaling,
-        landmarks=landmarks,
-        pinv=pinv,
-    )
-    scale = checked_scale(scale, query)
-    rows = _checked_rows(rows, query)
-
-    with full_precision(query):
-        dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
-        query, key = zero_masked(query, query_mask).to(wide), zero_masked(key, key_mask).to(wide)
-        asked = query[:, :, rows]  # (b h r d)
-        exact = masked_softmax(scale * asked @ key.mT, key_padding_mask(key_mask))  # (b h r s)
-        if query.shape[2] <= num_landmarks or key.shape[2] <= num_landmarks:
-            weights = exact
-        else:
-            core = landmark_core(query, key, query_mask, key_mask, scale, options)
-            F = masked_softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
-            B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(key_mask))  # (b h m s)
-            few = core.query_segments.one_token_each | core.key_segments.one_token_each
-            weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
-        if key_mask is not None:
-            weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
-        return zero_masked(weights, None if query_mask is None else query_mask[:, rows]).to(dtype)
-
-
-def _checked_rows(rows: Sequence[int] | Tensor, query: Tensor) -> Tensor:
-    """`rows` as a tensor of indices into the queries; negative ones count from the end."""
-    length = query.shape[2]
-    index = torch.as_tensor(rows, device=query.device)
-    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool or index.numel() == 0:
-        raise TypeError(f"rows={rows!r}: must be a list of one or more whole numbers, as rows=[0].")
-    if bool(((index < -length) | (index >= length)).any()):
-        raise ValueError(f"rows={rows!r}: must lie between {-length} and {length - 1}, for {length} queries.")
-    return index % length
-
-
-def nystrom_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    num_landmarks: int = 64,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    conv_weight: Tensor | None = None,
-    pinv_iterations: int = 6,
-    pinv_scaling: str = "matrix",
-    scale: float | None = None,
-    landmarks: str = "segment_means",
-    pinv: str = "iterative",
-    is_causal: bool = False,
-) -> Tensor:
-    """Softmax attention approximated in O(n·m): (b, h, n, e), in the dtype of `value`.
-
-    Args:
-        query, key, value: (b, h, n, d), (b, h, s, d), (b, h, s, e); n ≠ s is cross-attention.
-        num_landmarks: m. The result is exact for an example with at most m valid keys or at most m valid queries.
-        query_mask, key_mask: boolean (b, n) and (b, s), True for real tokens, anywhere. For self-attention pass the
-            same mask twice. Masked rows of the result are 0; what stands at masked positions, and how many there
-            are, changes nothing.
-        conv_weight: the skip convolution's kernel for each head, (h, k) or (h, 1, k, 1), k odd; needs n = s.
-        pinv_iterations: steps of the pseudoinverse; more are not safer (`iterative_pinv`).
-        pinv_scaling: "matrix", or "batch" as published checkpoints were trained: outputs then depend on the batch.
-        scale: of the logits, d ** -0.5 by default.
-        landmarks: "segment_means" or "kmeans" (slower; the paper mentions it).
-        pinv: "iterative" or "exact" (slow; for studies).
-        is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
-
-    >>> query = key = value = torch.randn(2, 8, 1000, 64)
-    >>> nystrom_attention(query, key, value, num_landmarks=32).shape
-    torch.Size([2, 8, 1000, 64])
-    """
-    check_query_key_value(query, key, value)
-    check_mask("query_mask", query_mask, query)
-    check_mask("key_mask", key_mask, key)
-    options = NystromOptions(
-        num_landmarks=num_landmarks,
-        pinv_iterations=pinv_iterations,
-        pinv_scaling=pinv_scaling,
-        landmarks=landmarks,
-        pinv=pinv,
-    )
-    scale = checked_scale(scale, query)
-    if is_causal:
-        raise ValueError(
-            "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
-            "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
-        )
-    if conv_weight is not None:
-        if query.shape[2] != key.shape[2]:
-            raise ValueError(
-                f"conv_weight was given with {query.shape[2]} queries and {key.shape[2]} keys: the skip convolution "
-                f"needs as many; leave conv_weight out for cross-attention."
-            )
-        conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
-
-    with full_precision(query):
-        query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
-        out = _attend(query, key, value, query_mask, key_mask, scale, options)
-        if conv_weight is not None:
-            skip = skip_convolution(value, conv_weight)
-            # Attention needs its own output for backward; without backward the sum needs no memory of its own.
-            out = out + skip if out.requires_grad else out.add_(skip)
-        return zero_masked(out, query_mask)
-
-
-class NystromSelfAttention(Attention):
-    """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
-
-    size_option = "num_landmarks"
-    operation = staticmethod(nystrom_attention)
-    """What attends. An instance can be given another function of this signature: `nystromformer.distributed` does."""
-
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        max_length: int | None = None,
-        *,
-        num_landmarks: int = 64,
-        conv_kernel_size: int | None = 33,
-        pinv_iterations: int = 6,
-        pinv_scaling: str = "matrix",
-        landmarks: str = "segment_means",
-        pinv: str = "iterative",
-    ) -> None:
-        super().__init__(num_heads, head_dim, max_length)
-        self.options = NystromOptions(
-            num_landmarks=num_landmarks,
-            pinv_iterations=pinv_iterations,
-            pinv_scaling=pinv_scaling,
-            landmarks=landmarks,
-            pinv=pinv,
-        )
-        if conv_kernel_size is not None:
-            check_odd("conv_kernel_size", conv_kernel_size)
-        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return self.operation(
-            query,
-            key,
-            value,
-            query_mask=mask,
-            key_mask=mask,
-            conv_weight=None if self.conv is None else self.conv.weight,
-            **vars(self.options),
-        )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.options}"
 
 
 def _attend(

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from nystromformer.attention.common import check_mask, shape_of
-from nystromformer.attention.nystrom import nystrom_attention
+from nystromformer.attention.common import all_valid, check_mask, shape_of
+from nystromformer.attention.nystrom import NystromOptions, nystrom_attention
 from nystromformer.attention.skip_convolution import SkipConvolution
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
@@ -30,6 +30,7 @@ class NystromAttention(nn.Module):
 
     operation = staticmethod(nystrom_attention)
     """What attends. An instance can be given another function of this signature: `nystromformer.distributed` does."""
+    splits_over_ranks = True
 
     def __init__(
         self,
@@ -45,8 +46,6 @@ class NystromAttention(nn.Module):
         super().__init__()
         check_at_least("dim", dim, 1)
         check_at_least("num_heads", num_heads, 1)
-        check_at_least("num_landmarks", num_landmarks, 1, "the paper uses 64")
-        check_at_least("pinv_iterations", pinv_iterations, 0, "the paper uses 6")
         check_fraction("dropout", dropout)
         if head_dim is None:
             if dim % num_heads:
@@ -56,7 +55,7 @@ class NystromAttention(nn.Module):
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
-        self.num_landmarks, self.pinv_iterations = num_landmarks, pinv_iterations
+        self.options = NystromOptions(num_landmarks=num_landmarks, pinv_iterations=pinv_iterations)
         self.query = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.value = nn.Linear(dim, num_heads * head_dim, bias=bias)
@@ -81,22 +80,32 @@ class NystromAttention(nn.Module):
         if context is None:
             if context_mask is not None:
                 raise ValueError("context_mask was given without context: give both, or use mask for x.")
-            source, source_mask = x, mask
+            source, masks = x, {"mask": mask}
         else:
             self._check_input("context", context)
             check_mask("context_mask", context_mask, context)
-            source, source_mask = context, context_mask
+            source, masks = context, self._masks_of_two(x, mask, context, context_mask)
         out = self.operation(
             self._split_heads(self.query(x)),
             self._split_heads(self.key(source)),
             self._split_heads(self.value(source)),
-            num_landmarks=self.num_landmarks,
-            query_mask=mask,
-            key_mask=source_mask,
+            **masks,
             conv_weight=self.conv.weight if self.conv is not None and context is None else None,
-            pinv_iterations=self.pinv_iterations,
+            **vars(self.options),
         )
         return self.dropout(self.output(out.transpose(1, 2).flatten(2)))
+
+    @staticmethod
+    def _masks_of_two(
+        x: Tensor, mask: Tensor | None, context: Tensor, context_mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Here, where it is known that there are two sequences, a mask that was left out means that all is valid."""
+        if mask is None and context_mask is None:
+            return {}
+        return {
+            "query_mask": all_valid(x) if mask is None else mask,
+            "key_mask": all_valid(context) if context_mask is None else context_mask,
+        }
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)  # (b h n d)

@@ -16,7 +16,7 @@ in one softmax:
 Without near field and heavy keys λ → 0 gives F A⁻¹ B V, the paper's form; λ → ∞ is attention to pooled keys.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,14 +26,15 @@ from torch.nn import functional
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import (
     at_least_float32,
-    check_mask,
-    check_query_key_value,
+    check_self_attention,
+    checked_scale,
     full_precision,
     key_padding_mask,
     pad_head_dims,
+    refuse_causal,
+    rows_of_map,
     zero_masked,
 )
-from nystromformer.attention.nystrom import checked_scale
 from nystromformer.attention.nystrom_local_parts import (
     TokenBlocks,
     core_places,
@@ -47,7 +48,7 @@ from nystromformer.attention.nystrom_local_parts import (
 )
 from nystromformer.attention.partial_softmax import attention_with_lse, merge, shared_part, window_part
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
-from nystromformer.checks import check_at_least, check_odd
+from nystromformer.checks import check_at_least, check_number, check_odd
 
 SMALLEST_RIDGE = 1e-4
 """Less would leave the core singular to float32."""
@@ -74,10 +75,7 @@ class NystromLocalOptions:
             )
         check_at_least("block_size", self.block_size, 1)
         check_at_least("core_rows", self.core_rows, 1)
-        if isinstance(self.ridge, bool) or not isinstance(self.ridge, (int, float)):
-            raise TypeError(f"ridge={self.ridge!r} is a {type(self.ridge).__name__}: must be a number.")
-        if not SMALLEST_RIDGE <= self.ridge < math.inf:
-            raise ValueError(f"ridge={self.ridge}: must be finite and at least {SMALLEST_RIDGE}; 0.01 is usual.")
+        check_number("ridge", self.ridge, SMALLEST_RIDGE, "0.01 is usual")
 
     @property
     def num_heavy(self) -> int:
@@ -97,13 +95,13 @@ def nystrom_local_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    mask: Tensor | None = None,
+    *,
     num_landmarks: int = 64,
     heavy_keys: int | None = None,
     block_size: int = 32,
     core_rows: int = 64,
     ridge: float = 0.01,
-    key_mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
     conv_weight: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
@@ -112,15 +110,14 @@ def nystrom_local_attention(
 
     Args:
         query, key, value: (b, h, n, d), (b, h, n, d), (b, h, n, e), of one sequence: near means near in it.
+        mask: boolean (b, n), True for real tokens, anywhere. Blocks and segments are counted over valid tokens. Masked
+            rows of the result are 0; what stands at masked positions, and how many there are, changes nothing.
         num_landmarks: m, heavy keys among them.
         heavy_keys: h, a quarter of `num_landmarks` by default.
         block_size: s. A query sees the keys of its own and the two neighbouring blocks as they are. The result is
             exact for an example with at most m − h or at most 2s valid tokens.
         core_rows: r, the queries whose exact rows the values of the landmarks are fitted to.
         ridge: how much that fit is held back, relative to its own size.
-        key_mask, query_mask: boolean (b, n), True for real tokens, anywhere. A sequence has one mask: give it as
-            either, or the same tensor as both. Blocks and segments are counted over valid tokens. Masked rows of the
-            result are 0; what stands at masked positions, and how many there are, changes nothing.
         conv_weight: the kernel of a skip convolution for each head, as in `nystrom_attention`; none by default.
         scale: of the logits, d ** -0.5 by default.
         is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
@@ -132,22 +129,12 @@ def nystrom_local_attention(
     >>> nystrom_local_attention(query, key, value, num_landmarks=32).shape
     torch.Size([2, 8, 1000, 64])
     """
-    check_query_key_value(query, key, value)
-    if key.shape[2] != query.shape[2]:
-        raise ValueError(
-            f"{query.shape[2]} queries and {key.shape[2]} keys: must be as many, of one sequence, since each query "
-            f"attends to its neighbours; use nystrom_attention for cross-attention."
-        )
-    mask = _the_mask(query, query_mask, key_mask)
+    check_self_attention(query, key, value, mask)
     options = NystromLocalOptions(
         num_landmarks=num_landmarks, heavy_keys=heavy_keys, block_size=block_size, core_rows=core_rows, ridge=ridge
     )
     scale = checked_scale(scale, query)
-    if is_causal:
-        raise ValueError(
-            "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
-            "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
-        )
+    refuse_causal(is_causal)
     if conv_weight is not None:
         conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
 
@@ -158,6 +145,42 @@ def nystrom_local_attention(
         return zero_masked(out, mask)
 
 
+def nystrom_local_attention_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int] | Tensor,
+    mask: Tensor | None = None,
+    *,
+    num_landmarks: int = 64,
+    heavy_keys: int | None = None,
+    block_size: int = 32,
+    core_rows: int = 64,
+    ridge: float = 0.01,
+    scale: float | None = None,
+) -> Tensor:
+    """The asked rows of the approximated softmax matrix, (b, h, len(rows), n), in O(n·(m + 3s + len(rows))) memory.
+
+    Multiplied by `value` they give those rows of `nystrom_local_attention`. They come without gradients.
+
+    >>> query = key = torch.randn(1, 2, 1000, 16)
+    >>> nystrom_local_attention_weights(query, key, rows=[0, -1]).shape
+    torch.Size([1, 2, 2, 1000])
+    """
+    return rows_of_map(
+        nystrom_local_attention,
+        query,
+        key,
+        rows,
+        mask,
+        num_landmarks=num_landmarks,
+        heavy_keys=heavy_keys,
+        block_size=block_size,
+        core_rows=core_rows,
+        ridge=ridge,
+        scale=scale,
+    )
+
+
 class NystromLocalAttention(Attention):
     """`nystrom_local_attention` as `build_attention("nystrom-local-64", ...)` makes it.
 
@@ -165,7 +188,10 @@ class NystromLocalAttention(Attention):
     for training.
     """
 
+    name = "nystrom-local"
+    operation = staticmethod(nystrom_local_attention)
     size_option = "num_landmarks"
+    takes_convolution = True
 
     def __init__(
         self,
@@ -188,16 +214,12 @@ class NystromLocalAttention(Attention):
             check_odd("conv_kernel_size", conv_kernel_size)
         self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return nystrom_local_attention(
-            query,
-            key,
-            value,
-            key_mask=mask,
-            query_mask=mask,
-            conv_weight=None if self.conv is None else self.conv.weight,
-            **vars(self.options),
-        )
+    @property
+    def exact_up_to(self) -> float:
+        return self.options.exact_up_to
+
+    def arguments(self, query: Tensor) -> dict[str, object]:
+        return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.options}"
@@ -246,15 +268,3 @@ def _attend_in_blocks(
 
     far_part = shared_part(in_blocks, far.key.to(query.dtype), W.to(query.dtype), far.bias, scale)
     return merge(near, far_part).transpose(1, 2).flatten(0, 1)
-
-
-def _the_mask(query: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    check_mask("query_mask", query_mask, query)
-    check_mask("key_mask", key_mask, query)
-    # Comparing their contents would wait for the device and could not be compiled.
-    if query_mask is not None and key_mask is not None and query_mask is not key_mask:
-        raise ValueError(
-            "query_mask and key_mask are two tensors: queries and keys are of one sequence, so there is one mask; "
-            "pass one of the two, or the same tensor as both."
-        )
-    return key_mask if query_mask is None else query_mask

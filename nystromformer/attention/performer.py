@@ -4,8 +4,15 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import full_precision, zero_masked
-from nystromformer.checks import check_at_least
+from nystromformer.attention.common import (
+    at_least_float32,
+    check_floating,
+    check_self_attention,
+    full_precision,
+    shape_of,
+    zero_masked,
+)
+from nystromformer.checks import check_at_least, check_number
 
 EPSILON = 1e-4
 """Added to every feature, as published, so that no query is left without weight."""
@@ -80,8 +87,9 @@ def performer_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    projection: Tensor,
     mask: Tensor | None = None,
+    *,
+    projection: Tensor,
     epsilon: float = EPSILON,
 ) -> Tensor:
     """phi(Q) (phi(K)ᵀ V) / (phi(Q) Σ phi(K)) for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
@@ -90,11 +98,19 @@ def performer_attention(
     mean of phi(q) . phi(k) over W is proportional to exp(q . k / √d). The published factor 1 / √m cancels.
 
     >>> x = torch.randn(2, 4, 1000, 8)
-    >>> performer_attention(x, x, x, draw_projection(32, 8)).shape
+    >>> performer_attention(x, x, x, projection=draw_projection(32, 8)).shape
     torch.Size([2, 4, 1000, 8])
     """
+    check_self_attention(query, key, value, mask)
+    check_floating("projection", projection)
+    if projection.dim() != 2 or projection.shape[1] != query.shape[3]:
+        raise ValueError(
+            f"projection has shape {shape_of(projection)}: must be (features, {query.shape[3]}), as from "
+            f"draw_projection(features, {query.shape[3]})."
+        )
+    check_number("epsilon", epsilon, minimum=0)
     # exponentials and sums over the whole sequence: never in half precision
-    dtype = torch.promote_types(value.dtype, torch.float32)
+    dtype = at_least_float32(value.dtype)
     rows = max(SMALLEST_BLOCK, BLOCK_ELEMENTS // max(query.shape[0] * query.shape[1] * projection.shape[0], 1))
     with full_precision(value):
         q, k, v = (zero_masked(x, mask).to(dtype) for x in (query, key, value))
@@ -113,6 +129,8 @@ def performer_attention(
 class PerformerAttention(Attention):
     """`redraw`: a new projection for each training forward; without it one is kept. It is saved in the state dict."""
 
+    name = "performer"
+    operation = staticmethod(performer_attention)
     stochastic = True
     size_option = "num_features"
 
@@ -130,12 +148,15 @@ class PerformerAttention(Attention):
         self.num_features, self.redraw = num_features, redraw
         self.register_buffer("projection", draw_projection(num_features, head_dim))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def new_buffers(self) -> dict[str, Tensor]:
+        new = draw_projection(self.num_features, self.head_dim, device=self.projection.device)
+        return {"projection": new.to(self.projection.dtype)}
+
+    def arguments(self, query: Tensor) -> dict[str, object]:
         if self.redraw and self.training:
             # a new tensor rather than new content: an earlier forward may still need the old one for its backward
-            new = draw_projection(self.num_features, self.head_dim, device=self.projection.device)
-            self.projection = new.to(self.projection.dtype)
-        return performer_attention(query, key, value, self.projection, mask)
+            self.projection = self.new_buffers()["projection"]
+        return {"projection": self.projection}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_features={self.num_features}, redraw={self.redraw}"

@@ -5,7 +5,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import full_precision, zero_masked
+from nystromformer.attention.common import (
+    all_valid,
+    at_least_float32,
+    check_floating,
+    check_self_attention,
+    full_precision,
+    shape_of,
+    zero_masked,
+)
 from nystromformer.checks import check_at_least
 
 NUM_DIRECTIONS = 64
@@ -112,25 +120,39 @@ def attend_in_chunks(
 
 
 def reformer_attention(
-    query: Tensor, value: Tensor, rotations: Tensor, mask: Tensor | None = None, bucket_size: int = 64
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    rotations: Tensor,
+    bucket_size: int = 64,
 ) -> Tensor:
-    """LSH attention on (b, h, n, d), `mask` (b, n) True for real tokens. The keys are the queries at unit length.
+    """LSH attention on (b, h, n, d), `mask` (b, n) True for real tokens.
 
+    `key` is ignored: the keys are the queries at unit length. It is there so that all attentions are called alike.
     `rotations` (r, h, d, directions) holds the random directions of r hash rounds. In each round a token sees its chunk
     of `bucket_size` tokens in the order of the hash and the chunk before; one softmax goes over all rounds.
 
     >>> x = torch.randn(2, 4, 1000, 8)
-    >>> reformer_attention(x, x, torch.randn(2, 4, 8, 64)).shape
+    >>> reformer_attention(x, x, x, rotations=torch.randn(2, 4, 8, 64)).shape
     torch.Size([2, 4, 1000, 8])
     """
-    length = query.shape[2]
+    check_self_attention(query, key, value, mask)
+    check_floating("rotations", rotations)
+    heads, length, width = query.shape[1:]
+    if rotations.dim() != 4 or rotations.shape[0] < 1 or rotations.shape[1:3] != (heads, width):
+        raise ValueError(
+            f"rotations has shape {shape_of(rotations)}: must be (rounds, {heads}, {width}, directions), as from "
+            f"torch.randn(2, {heads}, {width}, {NUM_DIRECTIONS})."
+        )
+    check_at_least("bucket_size", bucket_size, 1, "64 is usual")
     padding = -length % bucket_size
     # exponentials, and a hash that rounding would change: never in half precision
-    dtype = torch.promote_types(value.dtype, torch.float32)
+    dtype = at_least_float32(value.dtype)
     with full_precision(value):
         q, v = (functional.pad(zero_masked(x, mask).to(dtype), (0, 0, 0, padding)) for x in (query, value))
-        is_valid = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device) if mask is None else mask
-        is_valid = functional.pad(is_valid, (0, padding), value=False)
+        is_valid = functional.pad(all_valid(query) if mask is None else mask, (0, padding), value=False)
         counts = is_valid.sum(dim=1)
         last = ((counts - 1) // bucket_size).clamp(min=0)
         biases = chunk_biases(counts, last, is_valid.shape[1] // bucket_size, bucket_size, dtype)
@@ -150,6 +172,9 @@ class ReformerAttention(Attention):
     New hash directions are drawn from torch's generator in each forward, in training and in evaluation.
     """
 
+    name = "reformer"
+    operation = staticmethod(reformer_attention)
+    has_map = False
     shares_query_key = True
     stochastic = True
     size_option = "num_hashes"
@@ -168,10 +193,9 @@ class ReformerAttention(Attention):
         check_at_least("bucket_size", bucket_size, 1, "64 is usual")
         self.num_hashes, self.bucket_size = num_hashes, bucket_size
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def arguments(self, query: Tensor) -> dict[str, object]:
         shape = (self.num_hashes, self.num_heads, self.head_dim, NUM_DIRECTIONS)
-        rotations = torch.randn(shape, device=query.device)
-        return reformer_attention(query, value, rotations, mask, self.bucket_size)
+        return {"rotations": torch.randn(shape, device=query.device), "bucket_size": self.bucket_size}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_hashes={self.num_hashes}, bucket_size={self.bucket_size}"

@@ -1,6 +1,5 @@
 """`build_attention`: every attention by the name that the paper's tables use."""
 
-import inspect
 import re
 
 from nystromformer.attention.base import Attention
@@ -15,25 +14,18 @@ from nystromformer.attention.standard import StandardAttention
 from nystromformer.checks import did_you_mean
 
 ATTENTIONS: dict[str, type[Attention]] = {
-    "standard": StandardAttention,
-    "nystrom": NystromSelfAttention,
-    "nystrom-local": NystromLocalAttention,
-    "linformer": LinformerAttention,
-    "longformer": LongformerAttention,
-    "reformer": ReformerAttention,
-    "performer": PerformerAttention,
-    "linear": LinearAttention,
+    attention.name: attention
+    for attention in (
+        StandardAttention,
+        NystromSelfAttention,
+        NystromLocalAttention,
+        LinformerAttention,
+        LongformerAttention,
+        ReformerAttention,
+        PerformerAttention,
+        LinearAttention,
+    )
 }
-
-
-def attention_options(attention: type[Attention]) -> list[str]:
-    """The keyword options of an attention's constructor, in order.
-
-    >>> attention_options(ATTENTIONS["standard"])
-    ['dropout']
-    """
-    parameters = inspect.signature(attention.__init__).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
@@ -62,7 +54,8 @@ def build_attention(
 ) -> Attention:
     """Build an attention by name, with a suffix as in the paper (`nystrom-64`, `linformer-256`) or keyword options.
 
-    The result maps `(query, key, value, mask=None)` of shape (b, h, n, d) to (b, h, n, d).
+    The result maps `(query, key, value, mask=None)` of shape (b, h, n, d) to (b, h, n, d). What it can do is
+    declared on its class (`Attention`).
 
     >>> import torch
     >>> attention = build_attention("standard", num_heads=2, head_dim=8)
@@ -71,7 +64,7 @@ def build_attention(
     torch.Size([1, 2, 100, 8])
     """
     attention, sized = parse_attention_name(name)
-    allowed = attention_options(attention)
+    allowed = attention.option_defaults()
     for option in options:
         if option not in allowed:
             raise ValueError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.common import check_floating, check_tokens, shape_of
 from nystromformer.checks import check_at_least, check_odd
 
 BLOCK = 64
@@ -22,11 +22,13 @@ def skip_convolution(value: Tensor, weight: Tensor) -> Tensor:
     >>> skip_convolution(value, torch.tensor([[0.0, 0.0, 1.0]])).flatten()
     tensor([2., 3., 0.])
     """
+    check_tokens("value", value)
     return _SkipConvolution.apply(value, kernel_of(weight, value.shape[1], value.dtype))
 
 
 def kernel_of(weight: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """`weight` as (h, k) in `dtype`, checked."""
+    check_floating("conv_weight", weight)
     fits = weight.dim() == 2 or (weight.dim() == 4 and weight.shape[1] == weight.shape[3] == 1)
     if not fits or weight.shape[0] != heads:
         raise ValueError(
@@ -43,6 +45,9 @@ class SkipConvolution(nn.Module):
     >>> SkipConvolution(num_heads=4, kernel_size=33)(torch.randn(2, 4, 100, 8)).shape
     torch.Size([2, 4, 100, 8])
     """
+
+    keeps_own_start = True
+    """A model that initializes its weights leaves this one to `reset_parameters`."""
 
     def __init__(self, num_heads: int, kernel_size: int) -> None:
         super().__init__()

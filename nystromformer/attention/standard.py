@@ -1,38 +1,86 @@
 """Standard softmax attention: exact, quadratic in time."""
 
+import math
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import key_padding_mask, zero_masked
+from nystromformer.attention.common import (
+    check_query_key_value,
+    check_self_attention,
+    checked_masks,
+    checked_rows,
+    checked_scale,
+    full_precision,
+    key_padding_mask,
+    zero_masked,
+)
 from nystromformer.checks import check_fraction
 
 
 def standard_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √d) V for self-attention on (b, h, n, d), `mask` (b, n) True for real tokens.
+    """softmax(Q Kᵀ · scale) V: (b, h, n, e) from (b, h, n, d), (b, h, s, d), (b, h, s, e).
 
-    >>> import torch
+    `mask` (b, n) is True for the real tokens of self-attention; `query_mask` (b, n) and `key_mask` (b, s) are those of
+    cross-attention. `scale` is d ** -0.5 by default.
+
     >>> x = torch.randn(2, 4, 10, 8)
     >>> standard_attention(x, x, x).shape
     torch.Size([2, 4, 10, 8])
     """
-    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
+    check_query_key_value(query, key, value)
+    query_mask, key_mask = checked_masks(query, key, mask, query_mask, key_mask)
+    check_fraction("dropout", dropout)
+    scale = checked_scale(scale, query)
+    query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
     out = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=key_padding_mask(mask), dropout_p=dropout
+        query, key, value, attn_mask=key_padding_mask(key_mask), dropout_p=dropout, scale=scale
     )
-    return zero_masked(out, mask)
+    return zero_masked(out, query_mask)
 
 
 class StandardAttention(Attention):
-    exact = True
+    """`dropout`: of the attention weights, in training."""
+
+    name = "standard"
+    operation = staticmethod(standard_attention)
     linear = False
+    cross_attention = True
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int | None = None, *, dropout: float = 0.0) -> None:
         super().__init__(num_heads, head_dim, max_length)
         check_fraction("dropout", dropout)
         self.dropout = dropout
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return standard_attention(query, key, value, mask, dropout=self.dropout if self.training else 0.0)
+    @property
+    def exact_up_to(self) -> float:
+        return math.inf
+
+    def arguments(self, query: Tensor) -> dict[str, object]:
+        return {"dropout": self.dropout if self.training else 0.0}
+
+    def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:
+        """Rows of the softmax matrix, (b, h, len(rows), n), with gradients and without dropout."""
+        check_self_attention(query, key, None, mask)
+        rows = checked_rows(rows, query)
+        with full_precision(query):
+            asked, key = zero_masked(query, mask)[:, :, rows], zero_masked(key, mask)
+            scores = asked @ key.mT * query.shape[3] ** -0.5  # (b h r n)
+            if mask is None:
+                return scores.softmax(dim=-1)
+            weights = scores.masked_fill(~key_padding_mask(mask), -torch.inf).softmax(dim=-1)
+            # rows of masked queries are 0, as outputs are
+            return weights.masked_fill(~(mask[:, None, rows, None] & mask[:, None, None, :]), 0)

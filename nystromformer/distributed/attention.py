@@ -22,12 +22,13 @@ from nystromformer.attention.common import (
     at_least_float32,
     check_mask,
     check_query_key_value,
+    checked_scale,
     full_precision,
     pad_head_dims,
     zero_masked,
 )
 from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom import NystromOptions, checked_scale, softmax_attention, softmax_inverse
+from nystromformer.attention.nystrom import NystromOptions, softmax_attention, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks
@@ -156,6 +157,20 @@ def checked_inputs(
     )
 
 
+def masks_of_shards(
+    mask: Tensor | None, query_mask: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The masks of queries and of keys. One alone is allowed: a rank may have nothing to mask where others have."""
+    if mask is None:
+        return query_mask, key_mask
+    if query_mask is not None or key_mask is not None:
+        raise ValueError(
+            "mask was given beside query_mask or key_mask: mask is for both sequences of self-attention; give mask "
+            "alone, or query_mask and key_mask for cross-attention."
+        )
+    return mask, mask
+
+
 def _with_a_row(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
     """`x`, its mask and the number of its rows. What is no (b, h, n, d) is left for the checks to refuse."""
     if not isinstance(x, Tensor) or x.dim() != 4:
@@ -173,16 +188,17 @@ def sequence_parallel_nystrom_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    mask: Tensor | None = None,
+    *,
     num_landmarks: int = 64,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     conv_weight: Tensor | None = None,
     pinv_iterations: int = 6,
     pinv_scaling: str = "matrix",
-    scale: float | None = None,
     landmarks: str = "segment_means",
     pinv: str = "iterative",
-    *,
+    scale: float | None = None,
     group: ProcessGroup | None = None,
     layouts: tuple[Layout, Layout] | None = None,
     check: bool = True,
@@ -194,8 +210,8 @@ def sequence_parallel_nystrom_attention(
     whole sequence. Gradients are those of the sum of all ranks' losses, and every rank must call `backward`.
 
     Args:
-        query, key, value, query_mask, key_mask: this rank's rows of what `nystrom_attention` takes. A rank may leave
-            out a mask that others give.
+        query, key, value, mask, query_mask, key_mask: this rank's rows of what `nystrom_attention` takes. A rank may
+            leave out a mask that others give.
         num_landmarks, conv_weight, pinv_iterations, pinv_scaling, scale, pinv: as there, the same on all ranks.
         landmarks: only "segment_means".
         layouts: of the queries and the keys, where they are known already: several layers that work on one sequence
@@ -219,6 +235,7 @@ def sequence_parallel_nystrom_attention(
             landmarks=landmarks,
             pinv=pinv,
         )
+        query_mask, key_mask = masks_of_shards(mask, query_mask, key_mask)
         inputs = checked_inputs(query, key, value, query_mask, key_mask, conv_weight, scale, options)
     except (TypeError, ValueError) as error:
         if check and layouts is None:  # the others wait for this rank's facts: they get its error

@@ -12,7 +12,6 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from nystromformer.attention.common import at_least_float32
-from nystromformer.attention.nystrom import NystromSelfAttention
 from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
 from nystromformer.distributed.collectives import agree, sum_over_ranks
 from nystromformer.distributed.layout import Layout, share_layouts
@@ -60,10 +59,10 @@ def encoders_of(module: nn.Module) -> list[NystromformerModel]:
             )
         for layer in encoder.encoder.layer:
             attention = layer.attention.self.attention
-            if not isinstance(attention, NystromSelfAttention):
+            if not attention.splits_over_ranks:
                 raise ValueError(
-                    f"{type(attention).__name__} can't attend over a sequence that is split over ranks: must be "
-                    f"NystromSelfAttention; build the model with attention='nystrom'."
+                    f"{attention.name} can't attend over a sequence that is split over ranks: must be nystrom; build "
+                    f"the model with attention='nystrom'."
                 )
     if any(isinstance(part, NystromformerForQuestionAnswering) for part in module.modules()):
         raise ValueError(

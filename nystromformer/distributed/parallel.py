@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from nystromformer.attention.nystrom import NystromSelfAttention
-from nystromformer.attention.nystrom_layer import NystromAttention
 from nystromformer.checks import check_choice
 from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
 from nystromformer.distributed.collectives import (
@@ -75,9 +73,7 @@ class SequenceParallel:
         encoders = _encoders(module)
         inner = {id(part) for encoder in encoders for part in encoder.modules()}
         self.layers = [
-            part
-            for part in module.modules()
-            if isinstance(part, (NystromAttention, NystromSelfAttention)) and id(part) not in inner
+            part for part in module.modules() if getattr(part, "splits_over_ranks", False) and id(part) not in inner
         ]
         if not encoders and not self.layers:
             raise ValueError(
@@ -123,6 +119,7 @@ def sequence_parallel(module: nn.Module, group: ProcessGroup | None = None, *, c
 
     >>> import torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: "gloo" alone
+    >>> from nystromformer import NystromAttention
     >>> layer = NystromAttention(dim=64, num_heads=4)
     >>> with sequence_parallel(layer):
     ...     layer(torch.randn(1, 300, 64)).shape

@@ -90,16 +90,14 @@ class NystromAttention(nn.Module):
             y.unflatten(2, (self.heads, self.dim_head)).transpose(1, 2) for y in self.to_qkv(x).chunk(3, dim=2)
         )  # (b h n d)
         kernel = self.res_conv.weight if self.residual else None
-        out = nystrom_attention(
-            query, key, value, query_mask=mask, key_mask=mask, conv_weight=kernel, **vars(self.options)
-        )
+        out = nystrom_attention(query, key, value, mask, conv_weight=kernel, **vars(self.options))
         out = self.to_out(out.transpose(1, 2).flatten(2))
         if return_attn_matrices:
             return out, attention_factors(query, key, mask, self.options)
         if return_attn is False:
             return out
         rows = all_rows(x.shape[1]) if return_attn is True else return_attn
-        return out, nystrom_attention_weights(query, key, rows, query_mask=mask, key_mask=mask, **vars(self.options))
+        return out, nystrom_attention_weights(query, key, rows, mask, **vars(self.options))
 
 
 class Nystromformer(nn.Module):

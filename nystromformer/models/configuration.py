@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 
 from nystromformer.attention import Attention, build_attention
 from nystromformer.attention.nystrom import NystromOptions
-from nystromformer.attention.registry import attention_options, parse_attention_name
+from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import check_at_least, check_choice, check_fraction
 
 NORMS = ("post", "pre")
@@ -125,7 +125,7 @@ class NystromformerConfig(PreTrainedConfig):
 
     def build_attention(self) -> Attention:
         """The attention of one layer."""
-        accepted = attention_options(parse_attention_name(self.attention)[0])
+        accepted = parse_attention_name(self.attention)[0].option_defaults()
         options = {name: getattr(self, name) for name in SHARED_OPTIONS if name in accepted}
         if "dropout" in accepted:
             options["dropout"] = self.attention_probs_dropout_prob

@@ -22,8 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from nystromformer.attention import Attention
-from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.attention.base import attentions_in
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.conversion_layouts import BERT, OURS, PREFIX, Layout, kind_of, layout_of
@@ -187,8 +186,7 @@ def largest_difference(source: PreTrainedModel, model: PreTrainedModel, seed: in
 
     None where the attention of either model approximates input of any length.
     """
-    lengths = [exact_length(module) for each in (source, model) for module in each.modules()]
-    length = min([LENGTH, *(length for length in lengths if length is not None)])
+    length = min([LENGTH, *(each.exact_up_to for both in (source, model) for each in attentions_in(both))])
     if length == 0:
         return None
     generator = torch.Generator().manual_seed(seed)
@@ -196,13 +194,6 @@ def largest_difference(source: PreTrainedModel, model: PreTrainedModel, seed: in
     size = source.config.vocab_size
     ids = torch.randint(size // 2, size, (2, length), generator=generator)
     return float((hidden_states(source, ids) - hidden_states(model, ids)).abs().max())
-
-
-def exact_length(module: torch.nn.Module) -> int | None:
-    """The longest input for which an attention is exact; None for what is no attention of ours or always exact."""
-    if isinstance(module, NystromSelfAttention):
-        return module.options.num_landmarks
-    return 0 if isinstance(module, Attention) and not module.exact else None
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:

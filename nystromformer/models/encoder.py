@@ -6,9 +6,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from nystromformer.attention import Attention, nystrom_attention_weights
-from nystromformer.attention.common import key_padding_mask, shape_of
-from nystromformer.attention.nystrom import NystromSelfAttention
+from nystromformer.attention import Attention
+from nystromformer.attention.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 
@@ -140,21 +139,14 @@ def attention_map(attention: Attention, query: Tensor, key: Tensor, mask: Tensor
     if length > LONGEST:
         raise ValueError(
             f"output_attentions=True with {length} tokens: at most {LONGEST}, since the matrices grow with the square "
-            f"of the length; ask for single rows with nystromformer.nystrom_attention_weights(query, key, rows=[0])."
+            f"of the length; ask for single rows with attention.weights(query, key, rows=[0])."
         )
-    if isinstance(attention, NystromSelfAttention):
-        rows = torch.arange(length, device=query.device)
-        return nystrom_attention_weights(query, key, rows, query_mask=mask, key_mask=mask, **vars(attention.options))
-    if not attention.exact:
+    if not attention.has_map:
         raise ValueError(
             f"output_attentions=True: {type(attention).__name__} has no attention matrix to show; "
             f"use attention='standard' or 'nystrom', or leave output_attentions out."
         )
-    scores = query @ key.mT * query.shape[3] ** -0.5
-    if mask is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~key_padding_mask(mask), -torch.inf).softmax(dim=-1)
-    return weights.masked_fill(~(mask[:, None, :, None] & mask[:, None, None, :]), 0)  # masked rows are 0, as outputs
+    return attention.weights(query, key, torch.arange(length, device=query.device), mask)
 
 
 class NystromformerEmbeddings(nn.Module):

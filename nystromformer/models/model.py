@@ -11,9 +11,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import can_return_tuple, logging
 
-from nystromformer.attention import Attention, SkipConvolution
+from nystromformer.attention.base import attentions_in
 from nystromformer.attention.common import shape_of
-from nystromformer.attention.performer import PerformerAttention, draw_projection
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import (
@@ -129,13 +128,11 @@ class NystromformerPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         # `init` and, while this runs, torch.nn.init leave alone what was loaded
-        keeps_own_start = isinstance(module, (Attention, SkipConvolution)) or (
-            isinstance(module, nn.Linear) and self.config.linear_init == "uniform"
-        )
-        if isinstance(module, PerformerAttention):
-            init.copy_(module.projection, draw_projection(module.num_features, module.head_dim))
-        elif keeps_own_start and hasattr(module, "reset_parameters"):
+        starts_as_in_pytorch = isinstance(module, nn.Linear) and self.config.linear_init == "uniform"
+        if getattr(module, "keeps_own_start", False) or starts_as_in_pytorch:
             module.reset_parameters()
+            for name, drawn in getattr(module, "new_buffers", dict)().items():
+                init.copy_(getattr(module, name), drawn)
         else:
             super()._init_weights(module)
 
@@ -152,10 +149,10 @@ class NystromformerPreTrainedModel(PreTrainedModel):
         (4096, 4098)
         """
         check_at_least("new_num_position_embeddings", new_num_position_embeddings, 1)
-        for module in self.modules():
-            if isinstance(module, Attention) and module.needs_fixed_length:
+        for attention in attentions_in(self):
+            if attention.needs_fixed_length:
                 raise ValueError(
-                    f"{type(module).__name__} has parameters for each position, which can't be repeated: "
+                    f"{type(attention).__name__} has parameters for each position, which can't be repeated: "
                     f"build the model with a larger max_position_embeddings and train it."
                 )
         embeddings = self.base_model.embeddings

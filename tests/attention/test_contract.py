@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import inspect
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest_tensor import Largest
 
-from nystromformer.attention.registry import ATTENTIONS, attention_options, build_attention
+from nystromformer.attention.registry import ATTENTIONS, build_attention
 
 HEADS, DIM, MAX_LENGTH = 2, 4, 320
 LENGTHS = (1, 2, 7, 65, 129, 301)
@@ -218,17 +219,121 @@ def test_randomness_is_declared(name, options):
     assert torch.equal(*outs) != attention.stochastic
 
 
+CAPABILITIES = (
+    "cross_attention",
+    "has_map",
+    "linear",
+    "needs_fixed_length",
+    "shares_query_key",
+    "splits_over_ranks",
+    "stochastic",
+    "takes_convolution",
+)
+
+
 @every_attention
 def test_capabilities_are_declared_and_true(name, options):
     attention, (query, key, value) = build(name, options), tokens(2, 37)
-    for capability in ("accepts_masks", "needs_fixed_length", "shares_query_key", "exact", "stochastic", "linear"):
-        assert isinstance(getattr(type(attention), capability), bool)
-    assert attention.size_option is None or attention.size_option in attention_options(type(attention))
+    kind = type(attention)
+    assert all(isinstance(getattr(kind, capability), bool) for capability in CAPABILITIES)
+    assert kind.name == name
+    assert kind.size_option is None or kind.size_option in kind.option_defaults()
+    assert options.keys() <= kind.option_defaults().keys()
+    assert kind.takes_convolution == ("conv_kernel_size" in kind.option_defaults())
+    assert kind.takes_convolution == ("conv_weight" in inspect.signature(kind.operation).parameters)
     out = run(attention, (query, key, value))
     ignores_key = torch.equal(out, run(attention, (query, key.flip(2) + 1, value)))
     assert ignores_key == attention.shares_query_key
-    softmax = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    assert torch.allclose(out, softmax, atol=1e-9) == attention.exact
+
+
+@every_attention
+def test_the_operation_has_the_one_signature(name, options):
+    parameters = list(inspect.signature(ATTENTIONS[name].operation).parameters.values())
+    assert [parameter.name for parameter in parameters[:4]] == ["query", "key", "value", "mask"]
+    assert parameters[3].default is None
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters[4:])
+
+
+@every_attention
+def test_it_is_exact_up_to_what_it_says_and_not_beyond(name, options):
+    attention = build(name, options | ({"conv_kernel_size": None} if ATTENTIONS[name].takes_convolution else {}))
+    most = min(attention.exact_up_to, 129)
+    for length in (1, most // 2, most):
+        if 0 < length <= attention.exact_up_to:
+            qkv = tokens(2, length)
+            exact = torch.nn.functional.scaled_dot_product_attention(*qkv)
+            torch.testing.assert_close(run(attention, qkv), exact, rtol=0, atol=1e-9)
+    if attention.exact_up_to < MAX_LENGTH - 8:
+        qkv = tokens(2, attention.exact_up_to + 8)
+        exact = torch.nn.functional.scaled_dot_product_attention(*qkv)
+        assert not torch.allclose(run(attention, qkv), exact, atol=1e-6)
+
+
+@every_attention
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("length", [5, 65])
+def test_its_map_times_values_is_its_output(name, options, length, masked):
+    attention = build(name, options | ({"conv_kernel_size": None} if ATTENTIONS[name].takes_convolution else {}))
+    (query, key, value), mask = tokens(2, length), holes(2, length) if masked else None
+    if not attention.has_map:
+        with pytest.raises(ValueError, match="has no attention matrix to show"):
+            attention.weights(query, key, [0], mask)
+        return
+    rows = [0, 3, -1]
+    weights = attention.weights(query, key, rows, mask)
+    assert weights.shape == (2, HEADS, 3, length)
+    torch.testing.assert_close(weights @ zeroed(value, mask), run(attention, (query, key, value), mask)[:, :, rows])
+    with torch.inference_mode():
+        assert torch.equal(attention.weights(query.clone(), key, rows, mask), weights)
+
+
+def zeroed(value, mask):
+    return value if mask is None else value * mask[:, None, :, None]
+
+
+@attentions(lambda attention: attention.linear and attention.has_map)
+def test_rows_of_its_map_need_linear_memory(name, options):
+    attention = build(name, options, torch.float32, heads=1, max_length=2048)
+    query, key, _ = tokens(1, 2048, dtype=torch.float32, heads=1)
+    with Largest() as mode:
+        attention.weights(query, key, [0, 1])
+    assert mode.elements < 2048 * 100
+
+
+@every_attention
+def test_cross_attention_works_or_is_refused(name, options):
+    attention = build(name, options | ({"conv_kernel_size": None} if ATTENTIONS[name].takes_convolution else {}))
+    query, (_, key, value) = tokens(2, 20)[0], tokens(2, 37)
+    masks = {"query_mask": holes(2, 20), "key_mask": holes(2, 37)}
+    if attention.cross_attention:
+        out = attention(query, key, value, **masks)
+        assert out.shape == query.shape
+        assert not out.masked_select(~masks["query_mask"][:, None, :, None]).any()
+        with pytest.raises(ValueError, match="mask was given with 20 queries and 37 keys: mask is for self-attention"):
+            attention(query, key, value, masks["query_mask"])
+        with pytest.raises(ValueError, match="key_mask was given alone, with as many queries as keys"):
+            attention(key, key, value, key_mask=masks["key_mask"])
+        with pytest.raises(ValueError, match="key_mask was given beside mask"):
+            attention(key, key, value, masks["key_mask"], key_mask=masks["key_mask"])
+    else:
+        with pytest.raises(ValueError, match="20 queries and 37 keys: must be as many"):
+            attention(query, key, value)
+        with pytest.raises(ValueError, match=r"key_mask was given: .* is for self-attention"):
+            attention(key, key, value, key_mask=masks["key_mask"])
+
+
+@every_attention
+def test_meta_tensors_give_shapes_without_computing(name, options):
+    with torch.device("meta"):
+        attention = build(name, options, torch.float32)
+        qkv = [torch.empty(2, HEADS, 129, DIM) for _ in "qkv"]
+        for mask in (None, torch.ones(2, 129, dtype=torch.bool)):
+            leaves = [x.clone().requires_grad_() for x in qkv]
+            out = attention(*leaves, mask)
+            assert out.is_meta
+            assert out.shape == qkv[0].shape
+            out.sum().backward()
+            assert leaves[2].grad.shape == qkv[2].shape
 
 
 @linear_attentions
@@ -254,7 +359,7 @@ def test_a_saved_state_gives_the_same_output(name, options):
 @every_attention
 def test_wrong_heads_and_masks_are_refused(name, options):
     attention = build(name, options)
-    with pytest.raises(ValueError, match=f"num_heads={HEADS} and head_dim={DIM}"):
+    with pytest.raises(ValueError, match=f"num_heads={HEADS} and head_dim={DIM}, so it must be"):
         attention(*tokens(1, 8, heads=HEADS + 1))
     with pytest.raises(TypeError, match=r"must be torch\.bool"):
         attention(*tokens(1, 8), torch.ones(1, 8))

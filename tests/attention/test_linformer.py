@@ -53,7 +53,7 @@ def test_equals_the_dense_formula_over_the_valid_tokens(share_heads, share_key_v
     shape = (MAX_LENGTH, K) if share_heads else (HEADS, MAX_LENGTH, K)
     e = random(*shape, seed=4)
     f = None if share_key_value else random(*shape, seed=5)
-    out = linformer_attention(query, key, value, e, f, mask)
+    out = linformer_attention(query, key, value, mask, key_projection=e, value_projection=f)
     for b in range(2):
         for h in range(HEADS):
             rows = mask[b].nonzero().squeeze(1)

@@ -47,7 +47,7 @@ def test_equals_transformers_in_output_and_gradients(window, global_tokens, padd
     expected = layer(x, code, ~mask, is_global, bool(global_tokens))[0]
 
     qkv = [split_heads(projection(x)) for projection in (layer.query, layer.key, layer.value)]
-    ours = longformer_attention(*qkv, mask, window, global_tokens).transpose(1, 2).flatten(2)
+    ours = longformer_attention(*qkv, mask, window=window, global_tokens=global_tokens).transpose(1, 2).flatten(2)
     # Transformers' softmax is in float32 whatever the input
     torch.testing.assert_close(ours[mask], expected[mask], rtol=0, atol=1e-6)
     weight = random(*x.shape, seed=1).detach() * mask.unsqueeze(-1)
@@ -73,7 +73,7 @@ def dense(query, key, value, mask, window, global_tokens):
 def test_equals_dense_attention_under_a_band(window, global_tokens, length):
     query, key, value = qkv = [random(2, HEADS, length, DIM, seed=seed) for seed in range(3)]
     mask = torch.rand(2, length, generator=torch.Generator().manual_seed(length)) < 0.6
-    ours = longformer_attention(*qkv, mask, window, global_tokens)
+    ours = longformer_attention(*qkv, mask, window=window, global_tokens=global_tokens)
     expected = dense(query, key, value, mask, window, global_tokens)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
     weight = random(*ours.shape, seed=4).detach()
@@ -97,7 +97,7 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"window": 256}, "window=256: must be odd, so that it has a centre; use 255 or 257"),
+        ({"window": 256}, "window=256: must be odd, so that it has a center; use 255 or 257"),
         ({"window": 0}, "window=0: must be at least 1"),
         ({"global_tokens": -1}, "global_tokens=-1: must be at least 0"),
     ],

@@ -31,15 +31,21 @@ def cases(draw_from):
     integer = lambda low, high: draw_from(st.integers(low, high))
     b, h, n, m = integer(1, 3), integer(1, 3), integer(1, 30), integer(1, 35)
     s = n if draw_from(st.booleans()) else integer(1, 30)
-    masks = draw_from(st.sampled_from(["none", "key", "query", "both", "same"])) if n == s else "none"
-    seed = integer(0, 2**31)
+    kinds = ["none", "both", "same"] if n == s else ["none", "both", "key", "query"]
+    kind, seed = draw_from(st.sampled_from(kinds)), integer(0, 2**31)
     key_mask = random_mask(b, s, seed, share=draw_from(st.sampled_from([0.0, 0.3, 0.9])))
-    query_mask = key_mask if masks == "same" else random_mask(b, n, seed + 1)
+    query_mask = random_mask(b, n, seed + 1)
+    masks = {
+        "none": {},
+        "both": {"query_mask": query_mask, "key_mask": key_mask},
+        "key": {"key_mask": key_mask},
+        "query": {"query_mask": query_mask},
+        "same": {"mask": key_mask},
+    }
     return {
         "tensors": qkv(b, h, n, d=integer(1, 5), e=integer(1, 5), s=s),
         "m": m,
-        "query_mask": query_mask if masks in ("query", "both", "same") else None,
-        "key_mask": key_mask if masks in ("key", "both", "same") else None,
+        "masks": masks[kind],
         "kernel": draw(h, draw_from(st.sampled_from([1, 3, 7]))) if n == s and draw_from(st.booleans()) else None,
     }
 
@@ -47,18 +53,19 @@ def cases(draw_from):
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_equals_the_papers_formula_on_each_examples_valid_tokens(case):
-    tensors, m, query_mask, key_mask, kernel = case.values()
-    ours = nystrom_attention(*tensors, m, query_mask, key_mask, conv_weight=kernel)
+    tensors, m, masks, kernel = case.values()
+    ours = nystrom_attention(*tensors, **masks, num_landmarks=m, conv_weight=kernel)
+    query_mask, key_mask = (masks.get(name, masks.get("mask")) for name in ("query_mask", "key_mask"))
     torch.testing.assert_close(ours, oracles.nystrom(*tensors, m, query_mask, key_mask, kernel), rtol=1e-7, atol=1e-8)
 
 
 @settings(max_examples=40, deadline=None)
 @given(cases(), st.sampled_from(["segment_means", "kmeans"]))
 def test_weights_times_values_are_the_rows_of_the_output(case, landmarks):
-    (query, key, value), m, query_mask, key_mask, _ = case.values()
-    masks = {"query_mask": query_mask, "key_mask": key_mask, "landmarks": landmarks}
-    weights = nystrom_attention_weights(query, key, range(query.shape[2]), m, **masks)
-    torch.testing.assert_close(weights @ value, nystrom_attention(query, key, value, m, **masks), rtol=1e-7, atol=1e-8)
+    (query, key, value), m, masks, _ = case.values()
+    options = {**masks, "num_landmarks": m, "landmarks": landmarks}
+    weights = nystrom_attention_weights(query, key, range(query.shape[2]), **options)
+    torch.testing.assert_close(weights @ value, nystrom_attention(query, key, value, **options), rtol=1e-7, atol=1e-8)
 
 
 def test_weights_select_and_count_rows_from_the_end():
@@ -73,7 +80,7 @@ def test_weights_select_and_count_rows_from_the_end():
 def test_at_most_m_keys_or_queries_give_exact_attention(n, s, landmarks):
     query, key, value = qkv(n=n, s=s)
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    torch.testing.assert_close(nystrom_attention(query, key, value, 12, landmarks=landmarks), exact)
+    torch.testing.assert_close(nystrom_attention(query, key, value, num_landmarks=12, landmarks=landmarks), exact)
 
 
 @pytest.mark.parametrize("landmarks", ["segment_means", "kmeans"])
@@ -85,7 +92,9 @@ def test_exactness_is_decided_for_each_example_by_its_valid_tokens(landmarks):
     key_mask[0] = random_mask(1, 60, share=0.1)
     query_mask = torch.ones(3, 60, dtype=torch.bool)
     query_mask[1, 5:] = False
-    out = nystrom_attention(query, key, value, 16, query_mask, key_mask, landmarks=landmarks)
+    out = nystrom_attention(
+        query, key, value, num_landmarks=16, query_mask=query_mask, key_mask=key_mask, landmarks=landmarks
+    )
     bias = key_mask[:, None, None]
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     exact = exact.masked_fill(~query_mask[:, None, :, None], 0)
@@ -95,7 +104,9 @@ def test_exactness_is_decided_for_each_example_by_its_valid_tokens(landmarks):
 
 def test_more_landmarks_than_tokens_change_nothing():
     query, key, value = qkv(n=20)
-    torch.testing.assert_close(nystrom_attention(query, key, value, 20), nystrom_attention(query, key, value, 1000))
+    torch.testing.assert_close(
+        nystrom_attention(query, key, value, num_landmarks=20), nystrom_attention(query, key, value, num_landmarks=1000)
+    )
 
 
 @pytest.mark.parametrize("landmarks", ["segment_means", "kmeans"])
@@ -110,7 +121,7 @@ class TestIndependence:
         tensors = [self.query if query is None else query, self.key if key is None else key]
         tensors.append(self.value if value is None else value)
         mask = self.mask if mask is None else mask
-        return nystrom_attention(*tensors, m, mask, mask, self.kernel, landmarks=landmarks)
+        return nystrom_attention(*tensors, mask, num_landmarks=m, conv_weight=self.kernel, landmarks=landmarks)
 
     def test_an_example_alone_and_in_any_batch_is_the_same(self, m, landmarks):
         whole = self.run(m, landmarks)
@@ -151,7 +162,7 @@ class TestIndependence:
         mask[1] = False
         tensors = [x.clone().requires_grad_() for x in (self.query, self.key, self.value)]
         query_mask = torch.ones_like(mask)  # queries are there, keys are not
-        out = nystrom_attention(*tensors, m, query_mask, mask, landmarks=landmarks)
+        out = nystrom_attention(*tensors, num_landmarks=m, query_mask=query_mask, key_mask=mask, landmarks=landmarks)
         assert (out[1] == 0).all()
         out.square().sum().backward()
         assert all(x.grad.isfinite().all() for x in tensors)
@@ -159,8 +170,8 @@ class TestIndependence:
 
 def test_batch_scaling_is_what_published_code_does_and_depends_on_the_batch():
     query, key, value = qkv(b=2, n=64, spread=3)
-    whole = nystrom_attention(query, key, value, 8, pinv_scaling="batch")
-    alone = nystrom_attention(query[:1], key[:1], value[:1], 8, pinv_scaling="batch")
+    whole = nystrom_attention(query, key, value, num_landmarks=8, pinv_scaling="batch")
+    alone = nystrom_attention(query[:1], key[:1], value[:1], num_landmarks=8, pinv_scaling="batch")
     assert (whole[:1] - alone).abs().max() > 1e-6
 
 
@@ -172,14 +183,18 @@ def test_options_come_closer_to_exact_attention_where_it_is_smooth(options, boun
     query, key, value = qkv(n=128, d=8, spread=0.25)
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     error = lambda out: ((out - exact).norm() / exact.norm()).item()
-    plain, other = nystrom_attention(query, key, value, 64), nystrom_attention(query, key, value, 64, **options)
+    plain, other = (
+        nystrom_attention(query, key, value, num_landmarks=64),
+        nystrom_attention(query, key, value, num_landmarks=64, **options),
+    )
     assert error(other) < bound < 0.9 * error(plain) < 0.8 * error(value.mean(2, keepdim=True))
 
 
 def test_scale_multiplies_the_logits():
     query, key, value = qkv(n=40)
     torch.testing.assert_close(
-        nystrom_attention(query, key, value, 8, scale=0.25), nystrom_attention(query / 2, key, value, 8)
+        nystrom_attention(query, key, value, num_landmarks=8, scale=0.25),
+        nystrom_attention(query / 2, key, value, num_landmarks=8),
     )
 
 
@@ -191,23 +206,23 @@ def test_scale_multiplies_the_logits():
 def test_gradients_are_right(n, s, m, conv, masked):
     tensors = [x.requires_grad_() for x in qkv(b=2, h=2, n=n, s=s, d=3, e=2)]
     kernel = draw(2, 3).requires_grad_() if conv else None
-    query_mask, key_mask = (random_mask(2, n), random_mask(2, s, 1)) if masked else (None, None)
+    masks = {"query_mask": random_mask(2, n), "key_mask": random_mask(2, s, 1)} if masked else {}
 
-    def run(*inputs):
-        return nystrom_attention(*inputs[:3], m, query_mask, key_mask, *inputs[3:])
+    def run(query, key, value, kernel=None):
+        return nystrom_attention(query, key, value, num_landmarks=m, conv_weight=kernel, **masks)
 
     assert torch.autograd.gradcheck(run, (*tensors, kernel) if conv else tensors)
 
 
 def test_kmeans_gradients_are_right_while_the_assignment_stays():
     tensors = [x.requires_grad_() for x in qkv(b=1, h=2, n=20, d=3)]
-    assert torch.autograd.gradcheck(lambda *x: nystrom_attention(*x, 4, landmarks="kmeans"), tensors)
+    assert torch.autograd.gradcheck(lambda *x: nystrom_attention(*x, num_landmarks=4, landmarks="kmeans"), tensors)
 
 
 def test_gradients_of_the_weights_are_right():
     query, key, _ = qkv(b=1, h=1, n=12, d=3)
     query.requires_grad_(), key.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, k: nystrom_attention_weights(q, k, [0, 5], 4), (query, key))
+    assert torch.autograd.gradcheck(lambda q, k: nystrom_attention_weights(q, k, [0, 5], num_landmarks=4), (query, key))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -220,7 +235,7 @@ def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, sp
     results = []
     for cast in (dtype, torch.float32):
         inputs = [x.to(cast).detach().requires_grad_() for x in (*tensors, kernel)]
-        out = nystrom_attention(*inputs[:3], m, mask, mask, inputs[3])
+        out = nystrom_attention(*inputs[:3], mask, num_landmarks=m, conv_weight=inputs[3])
         results.append((out, *torch.autograd.grad(out, inputs, upstream.to(cast))))
     for half, full in zip(*results, strict=True):  # the output, then the gradients
         assert half.dtype == dtype
@@ -230,9 +245,9 @@ def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, sp
 def test_autocast_does_not_reach_the_approximation():
     query, key, value = qkv(n=256, d=16, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = nystrom_attention(query, key, value, 32)
-        half = nystrom_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), 32)
-    outside = nystrom_attention(query, key, value, 32)
+        inside = nystrom_attention(query, key, value, num_landmarks=32)
+        half = nystrom_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), num_landmarks=32)
+    outside = nystrom_attention(query, key, value, num_landmarks=32)
     assert inside.dtype == torch.float32
     assert torch.equal(inside, outside)
     assert (half.float() - outside).norm() < 0.02 * outside.norm()
@@ -253,7 +268,7 @@ def test_extreme_inputs_stay_finite(kind, dtype):
     else:
         query, key = query * 1e-6, key * 1e-6
     tensors = [x.to(dtype).requires_grad_() for x in (query, key, value)]
-    out = nystrom_attention(*tensors, 16)
+    out = nystrom_attention(*tensors, num_landmarks=16)
     assert out.isfinite().all()
     out.float().square().mean().backward()
     assert all(x.grad.isfinite().all() for x in tensors)
@@ -261,17 +276,17 @@ def test_extreme_inputs_stay_finite(kind, dtype):
 
 def test_inputs_in_any_memory_layout_give_the_same():
     query, key, value = qkv(n=48, d=8)
-    expected = nystrom_attention(query, key, value, 8, conv_weight=draw(2, 5))
+    expected = nystrom_attention(query, key, value, num_landmarks=8, conv_weight=draw(2, 5))
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]
     columns = [x.mT.contiguous().mT for x in (query, key, value)]
     for tensors in (strided, columns):
-        torch.testing.assert_close(nystrom_attention(*tensors, 8, conv_weight=draw(2, 5)), expected)
+        torch.testing.assert_close(nystrom_attention(*tensors, num_landmarks=8, conv_weight=draw(2, 5)), expected)
 
 
 def test_inputs_are_left_as_they_were():
     tensors = qkv(n=48)
     copies = [x.clone() for x in tensors]
     with torch.no_grad():
-        nystrom_attention(*tensors, 8, conv_weight=draw(2, 5))
-        nystrom_attention(*tensors, 100, conv_weight=draw(2, 5))
+        nystrom_attention(*tensors, num_landmarks=8, conv_weight=draw(2, 5))
+        nystrom_attention(*tensors, num_landmarks=100, conv_weight=draw(2, 5))
     assert all(torch.equal(x, copy) for x, copy in zip(tensors, copies, strict=True))

@@ -17,7 +17,7 @@ def heads(x):
 def test_is_projections_around_the_operation(layer):
     x, mask = torch.randn(2, 50, 24, dtype=torch.float64), torch.rand(2, 50) < 0.7
     query, key, value = (heads(linear(x)) for linear in (layer.query, layer.key, layer.value))
-    inner = nystrom_attention(query, key, value, 8, mask, mask, layer.conv.weight)
+    inner = nystrom_attention(query, key, value, mask, num_landmarks=8, conv_weight=layer.conv.weight)
     torch.testing.assert_close(layer(x, mask=mask), layer.output(inner.transpose(1, 2).flatten(2)))
 
 
@@ -25,7 +25,10 @@ def test_cross_attention_uses_both_masks_and_no_convolution(layer):
     x, context = torch.randn(2, 20, 24, dtype=torch.float64), torch.randn(2, 50, 24, dtype=torch.float64)
     mask, context_mask = torch.rand(2, 20) < 0.9, torch.rand(2, 50) < 0.7
     inner = nystrom_attention(
-        heads(layer.query(x)), heads(layer.key(context)), heads(layer.value(context)), 8, mask, context_mask
+        *(heads(linear(source)) for linear, source in ((layer.query, x), (layer.key, context), (layer.value, context))),
+        num_landmarks=8,
+        query_mask=mask,
+        key_mask=context_mask,
     )
     out = layer(x, mask=mask, context=context, context_mask=context_mask)
     torch.testing.assert_close(out, layer.output(inner.transpose(1, 2).flatten(2)))

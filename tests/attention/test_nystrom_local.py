@@ -92,7 +92,7 @@ def cases(draw_from):
 @given(cases())
 def test_equals_the_formulas_on_each_examples_valid_tokens(case):
     tensors, mask, sizes = case
-    ours = nystrom_local_attention(*tensors, key_mask=mask, **sizes)
+    ours = nystrom_local_attention(*tensors, mask, **sizes)
     torch.testing.assert_close(ours, oracle(*tensors, mask, **sizes), rtol=1e-7, atol=1e-8)
 
 
@@ -114,7 +114,7 @@ def test_short_input_gives_exact_attention(n, sizes):
     padded = [torch.cat((torch.full_like(x, 7), x, x.repeat(1, 1, 90 // n, 1)), dim=2) for x in (query, key, value)]
     mask = torch.zeros(2, padded[0].shape[2], dtype=torch.bool)
     mask[:, n : 2 * n] = True
-    out = nystrom_local_attention(*padded, key_mask=mask, **sizes)
+    out = nystrom_local_attention(*padded, mask, **sizes)
     torch.testing.assert_close(out[:, :, n : 2 * n], exact)
 
 
@@ -141,7 +141,7 @@ class TestIndependence:
     def run(self, sizes, tensors=None, mask=None):
         mask = self.mask if mask is None else mask
         tensors = self.tensors if tensors is None else tensors
-        return nystrom_local_attention(*tensors, key_mask=mask, query_mask=mask, conv_weight=self.kernel, **sizes)
+        return nystrom_local_attention(*tensors, mask, conv_weight=self.kernel, **sizes)
 
     def test_an_example_alone_and_in_any_batch_is_the_same(self, sizes):
         whole = self.run(sizes)
@@ -194,13 +194,6 @@ class TestIndependence:
         torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["key_mask", "query_mask"])
-def test_one_mask_by_either_name_is_the_mask_of_both(name):
-    tensors, mask = qkv(), random_mask(2, 40)
-    both = nystrom_local_attention(*tensors, key_mask=mask, query_mask=mask, **SIZES)
-    assert torch.equal(nystrom_local_attention(*tensors, **{name: mask}, **SIZES), both)
-
-
 def test_scale_multiplies_the_logits():
     query, key, value = qkv()
     half = nystrom_local_attention(query, key, value, scale=0.25, **SIZES)
@@ -217,7 +210,7 @@ def test_gradients_are_right(heavy_keys, block_size, conv, masked):
     sizes = {"num_landmarks": 7, "heavy_keys": heavy_keys, "block_size": block_size, "core_rows": 5}
 
     def run(query, key, value, kernel=None):
-        return nystrom_local_attention(query, key, value, key_mask=mask, conv_weight=kernel, **sizes)
+        return nystrom_local_attention(query, key, value, mask, conv_weight=kernel, **sizes)
 
     assert torch.autograd.gradcheck(run, tensors)
 
@@ -231,7 +224,7 @@ def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, sp
     upstream, results = draw(2, 2, n, 32, seed=4, dtype=dtype), []
     for cast in (dtype, torch.float32):
         inputs = [x.to(cast).detach().requires_grad_() for x in tensors]
-        out = nystrom_local_attention(*inputs, m, key_mask=mask)
+        out = nystrom_local_attention(*inputs, mask, num_landmarks=m)
         results.append((out, *torch.autograd.grad(out, inputs, upstream.to(cast))))
     for half, full in zip(*results, strict=True):  # the output, then the gradients
         assert half.dtype == dtype
@@ -241,9 +234,9 @@ def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, sp
 def test_autocast_does_not_reach_the_approximation():
     tensors = qkv(n=256, d=16, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = nystrom_local_attention(*tensors, 32)
-        half = nystrom_local_attention(*(x.bfloat16() for x in tensors), 32)
-    outside = nystrom_local_attention(*tensors, 32)
+        inside = nystrom_local_attention(*tensors, num_landmarks=32)
+        half = nystrom_local_attention(*(x.bfloat16() for x in tensors), num_landmarks=32)
+    outside = nystrom_local_attention(*tensors, num_landmarks=32)
     assert torch.equal(inside, outside)
     assert (half.float() - outside).norm() < 0.02 * outside.norm()
 
@@ -263,7 +256,7 @@ def test_extreme_inputs_stay_finite(kind, dtype):
     else:
         query, key = query * 1e-6, key * 1e-6
     tensors = [x.to(dtype).requires_grad_() for x in (query, key, value)]
-    out = nystrom_local_attention(*tensors, 16, block_size=8)
+    out = nystrom_local_attention(*tensors, num_landmarks=16, block_size=8)
     assert out.isfinite().all()
     out.float().square().mean().backward()
     assert all(x.grad.isfinite().all() for x in tensors)
@@ -288,8 +281,8 @@ def test_inputs_are_left_as_they_were():
     copies = [x.clone() for x in tensors]
     with torch.no_grad():
         for some in (None, mask):
-            nystrom_local_attention(*tensors, key_mask=some, conv_weight=draw(2, 5), **SIZES)
-            nystrom_local_attention(*tensors, key_mask=some, conv_weight=draw(2, 5))
+            nystrom_local_attention(*tensors, some, conv_weight=draw(2, 5), **SIZES)
+            nystrom_local_attention(*tensors, some, conv_weight=draw(2, 5))
     assert all(torch.equal(x, copy) for x, copy in zip(tensors, copies, strict=True))
 
 
@@ -297,7 +290,7 @@ def test_the_table_builds_it_with_a_suffix_or_options():
     attention = build_attention("nystrom-local-32", num_heads=2, head_dim=4, block_size=8)
     tensors, mask = qkv(n=100), random_mask(2, 100)
     assert not list(attention.parameters())
-    expected = nystrom_local_attention(*tensors, 32, block_size=8, key_mask=mask)
+    expected = nystrom_local_attention(*tensors, mask, num_landmarks=32, block_size=8)
     assert torch.equal(attention(*tensors, mask), expected)
     with_conv = build_attention("nystrom-local", num_heads=2, head_dim=4, conv_kernel_size=5).double()
     assert with_conv.conv.weight.shape == (2, 1, 5, 1)

@@ -36,7 +36,7 @@ def test_memory_is_what_the_docstring_says(fused, masked, monkeypatch):
         return x
 
     with Largest() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = nystrom_local_attention(*inputs, m, block_size=s, key_mask=mask)
+        out = nystrom_local_attention(*inputs, mask, num_landmarks=m, block_size=s)
     with Largest() as backward:
         out.sum().backward()
     tokens = heads * (n + 2 * s) * d  # a query, key or value with its margins
@@ -62,7 +62,7 @@ def test_compiles_as_one_graph_for_all_lengths_forward_and_backward(masked):
                 if x is not None:
                     torch._dynamo.mark_dynamic(x, axis)
             with torch.compiler.set_stance("default" if n == 150 else "fail_on_recompile"):
-                out = function(*inputs, key_mask=mask, conv_weight=torch.ones(2, 5), **SIZES)
+                out = function(*inputs, mask, conv_weight=torch.ones(2, 5), **SIZES)
             results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
         for eager, graph in zip(*results, strict=True):
             torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
@@ -72,14 +72,14 @@ def test_compiles_as_one_graph_for_all_lengths_forward_and_backward(masked):
 def test_compiles_with_the_default_backend():
     torch._dynamo.reset()
     inputs, mask = tensors(), holes(2, 150)
-    expected = nystrom_local_attention(*inputs, key_mask=mask, **SIZES)
+    expected = nystrom_local_attention(*inputs, mask, **SIZES)
     compiled = torch.compile(nystrom_local_attention, fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs, key_mask=mask, **SIZES), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled(*inputs, mask, **SIZES), expected, rtol=1e-4, atol=1e-5)
 
 
 class Operation(nn.Module):
     def forward(self, query, key, value, mask):
-        return nystrom_local_attention(query, key, value, key_mask=mask, query_mask=mask, **SIZES)
+        return nystrom_local_attention(query, key, value, mask, **SIZES)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
@@ -107,9 +107,8 @@ def test_a_second_derivative_is_refused_clearly():
         ({"key": Q.numpy()}, TypeError, r"key is a ndarray: must be a torch.Tensor"),
         ({"key": Q.double()}, TypeError, r"key is torch.float64, query is torch.float32: must be equal"),
         ({"query": Q[:, :, :6]}, ValueError, r"6 queries and 10 keys: must be as many.*use nystrom_attention"),
-        ({"key_mask": MASK.long()}, TypeError, r"key_mask has dtype torch.int64: must be torch.bool.*mask.bool\(\)"),
-        ({"query_mask": MASK[:, :5]}, ValueError, r"query_mask has shape \(2, 5\): must be \(2, 10\)"),
-        ({"key_mask": MASK, "query_mask": MASK.clone()}, ValueError, r"two tensors: .*one mask; pass one of the two"),
+        ({"mask": MASK.long()}, TypeError, r"mask has dtype torch.int64: must be torch.bool.*mask.bool\(\)"),
+        ({"mask": MASK[:, :5]}, ValueError, r"mask has shape \(2, 5\): must be \(2, 10\)"),
         ({"conv_weight": torch.ones(4, 4)}, ValueError, r"kernel size=4: must be odd.*use 3 or 5"),
         ({"num_landmarks": 0}, ValueError, r"num_landmarks=0: must be at least 1"),
         ({"num_landmarks": 2.5}, TypeError, r"num_landmarks=2.5 is a float: must be a whole number"),

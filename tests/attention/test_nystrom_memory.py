@@ -30,7 +30,9 @@ def test_nothing_of_n_by_m_elements_is_made_or_saved(landmarks, e, masked):
 
     with Largest() as largest:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            out = nystrom_attention(query, key, value, LANDMARKS, mask, mask, kernel, landmarks=landmarks)
+            out = nystrom_attention(
+                query, key, value, mask, num_landmarks=LANDMARKS, conv_weight=kernel, landmarks=landmarks
+            )
         out.sum().backward()
     assert saved
     assert max(saved) < LIMIT
@@ -39,7 +41,7 @@ def test_nothing_of_n_by_m_elements_is_made_or_saved(landmarks, e, masked):
 
 def test_cross_attention_makes_nothing_of_n_by_s_or_s_by_m_elements():
     with Largest() as largest:
-        nystrom_attention(*inputs(s=2 * LENGTH), LANDMARKS).sum().backward()
+        nystrom_attention(*inputs(s=2 * LENGTH), num_landmarks=LANDMARKS).sum().backward()
     assert largest.elements < 2 * LIMIT
 
 

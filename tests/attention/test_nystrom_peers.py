@@ -36,7 +36,7 @@ def test_layer_equals_nystrom_attention_for_one_unpadded_example_and_head():
     peer = PeerLayer(16, dim_head=16, heads=1, num_landmarks=8, residual_conv_kernel=5, pinv_iterations=6).double()
     x = torch.randn(1, 64, 16, dtype=torch.float64)
     query, key, value = (y[:, None] for y in peer.to_qkv(x).chunk(3, dim=-1))
-    ours = nystrom_attention(query, key, value, 8, conv_weight=peer.res_conv.weight)
+    ours = nystrom_attention(query, key, value, num_landmarks=8, conv_weight=peer.res_conv.weight)
     torch.testing.assert_close(peer.to_out(ours[:, 0]), peer(x), rtol=1e-8, atol=1e-9)
 
 
@@ -44,7 +44,7 @@ def test_operation_equals_nystrom_attention_with_batch_scaling():
     peer, x = peer_layer(), torch.randn(3, 64, 32, dtype=torch.float64)
     split = lambda y: y.view(3, 64, 2, 16).transpose(1, 2)
     query, key, value = (split(y) for y in peer.to_qkv(x).chunk(3, dim=-1))
-    ours = nystrom_attention(query, key, value, 8, conv_weight=peer.res_conv.weight, pinv_scaling="batch")
+    ours = nystrom_attention(query, key, value, num_landmarks=8, conv_weight=peer.res_conv.weight, pinv_scaling="batch")
     torch.testing.assert_close(peer.to_out(ours.transpose(1, 2).flatten(2)), peer(x), rtol=1e-8, atol=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_operation_equals_transformers_with_batch_scaling(n, m):
     x = torch.randn(2, n, 32, dtype=torch.float64, requires_grad=True)
     split = lambda y: y.view(2, n, 2, 16).transpose(1, 2)
     query, key, value = (split(linear(x)) for linear in (peer.query, peer.key, peer.value))
-    ours = nystrom_attention(query, key, value, m, conv_weight=peer.conv.weight, pinv_scaling="batch")
+    ours = nystrom_attention(query, key, value, num_landmarks=m, conv_weight=peer.conv.weight, pinv_scaling="batch")
     theirs = peer(x)[0]
     torch.testing.assert_close(ours.transpose(1, 2).flatten(2), theirs, rtol=1e-6, atol=1e-7)
     ours_grad, theirs_grad = (

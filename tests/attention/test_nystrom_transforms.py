@@ -26,7 +26,7 @@ def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
         for function in (nystrom_attention, compiled):
             # float64, so that rounding does not move a token between two clusters that are nearly as far
             inputs = [x.requires_grad_() for x in tensors(n=n, dtype=torch.float64)]
-            out = function(*inputs, 32, mask, mask, kernel, landmarks=landmarks)
+            out = function(*inputs, mask, num_landmarks=32, conv_weight=kernel, landmarks=landmarks)
             results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
         for eager, graph in zip(*results, strict=True):
             torch.testing.assert_close(graph, eager, rtol=0, atol=1e-9)
@@ -43,7 +43,7 @@ def test_compiles_with_the_default_backend():
 
 class Operation(nn.Module):
     def forward(self, query, key, value, mask, kernel):
-        return nystrom_attention(query, key, value, 16, mask, mask, kernel)
+        return nystrom_attention(query, key, value, mask, num_landmarks=16, conv_weight=kernel)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
@@ -64,7 +64,7 @@ def test_exports_cross_attention():
 
     class Cross(nn.Module):
         def forward(self, query, key, value):
-            return nystrom_attention(query, key, value, 16)
+            return nystrom_attention(query, key, value, num_landmarks=16)
 
     queries, keys = torch.export.Dim("queries", min=1, max=9999), torch.export.Dim("keys", min=1, max=9999)
     program = torch.export.export(Cross(), shaped(50, 70), dynamic_shapes=({2: queries}, {2: keys}, {2: keys}))
@@ -78,7 +78,7 @@ def test_exports_cross_attention():
 def test_vmap_equals_a_loop(n):
     stacked = [torch.stack([x, 2 * x]) for x in tensors(n=n, dtype=torch.float64)]
     kernels, mask = torch.randn(2, 2, 5, dtype=torch.float64), some_mask(2, 50)[:, -n:]
-    run = lambda q, k, v, w: nystrom_attention(q, k, v, 16, mask, mask, w)
+    run = lambda q, k, v, w: nystrom_attention(q, k, v, mask, num_landmarks=16, conv_weight=w)
     mapped = torch.func.vmap(run)(*stacked, kernels)
     looped = torch.stack([run(*(x[i] for x in stacked), kernels[i]) for i in range(2)])
     torch.testing.assert_close(mapped, looped)
@@ -86,7 +86,7 @@ def test_vmap_equals_a_loop(n):
 
 def test_a_second_derivative_is_refused_clearly():
     inputs = [x.requires_grad_() for x in tensors()]
-    out = nystrom_attention(*inputs, 16)
+    out = nystrom_attention(*inputs, num_landmarks=16)
     (first,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match=r"derivative .* not implemented"):
         first.sum().backward()

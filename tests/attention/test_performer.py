@@ -43,7 +43,7 @@ def test_equals_performer_pytorch_in_output_and_gradients(length, num_features, 
     theirs = FastAttention(DIM, nb_features=num_features).double()
     inputs = qkv(length=length, spread=spread)
     expected = theirs(*inputs)
-    ours = performer_attention(*inputs, theirs.projection_matrix)
+    ours = performer_attention(*inputs, projection=theirs.projection_matrix)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
     weight = random(*ours.shape, seed=9).detach()
     for mine, other in zip(
@@ -59,7 +59,7 @@ def test_equals_the_dense_formula_over_the_valid_tokens(length, num_features):
     mask[1, : 3 * length // 4] = False  # whole blocks without a key
     torch.manual_seed(0)
     projection = draw_projection(num_features, DIM).double()
-    ours = performer_attention(*inputs, projection, mask)
+    ours = performer_attention(*inputs, mask, projection=projection)
     torch.testing.assert_close(ours, dense(*inputs, projection, mask), rtol=0, atol=1e-10)
 
 
@@ -89,7 +89,9 @@ def test_approaches_exact_attention_as_features_grow():
     for num_features in (16, 256, 4096):
         torch.manual_seed(0)
         projections = [draw_projection(num_features, DIM).double() for _ in range(8)]
-        outs = torch.stack([performer_attention(query, key, value, projection) for projection in projections])
+        outs = torch.stack(
+            [performer_attention(query, key, value, projection=projection) for projection in projections]
+        )
         errors.append(((outs - exact).norm() / 8**0.5 / exact.norm()).item())
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert errors[2] < 0.05
@@ -121,13 +123,13 @@ def test_gradients_pass_gradcheck_with_a_fixed_projection():
     torch.manual_seed(0)
     projection, mask = draw_projection(12, DIM).double(), torch.arange(9).expand(2, -1) != 4
     # without epsilon the constant that keeps exp in range cancels, so holding it fixed is exact
-    attend = lambda *x: performer_attention(*x, projection, mask, epsilon=0.0)
+    attend = lambda *x: performer_attention(*x, mask, projection=projection, epsilon=0.0)
     assert torch.autograd.gradcheck(attend, qkv(length=9), fast_mode=True)
 
 
 def test_large_inputs_stay_finite():
     inputs = [x.detach().float() for x in qkv(spread=100.0)]
-    assert performer_attention(*inputs, draw_projection(256, DIM)).isfinite().all()
+    assert performer_attention(*inputs, projection=draw_projection(256, DIM)).isfinite().all()
 
 
 def test_projection_stays_unless_redraw_is_asked_for_and_only_in_training():

@@ -58,7 +58,11 @@ def compare_with_transformers(layer, directions, length, chunk, mask=None):
     x = random(2, length, HEADS * DIM)
     expected = layer(x, None if mask is None else mask.long()).hidden_states
     query, value = split_heads(layer.query_key(x)), split_heads(layer.value(x))
-    ours = reformer_attention(query, value, directions, mask, chunk).transpose(1, 2).flatten(2)
+    ours = (
+        reformer_attention(query, query, value, mask, rotations=directions, bucket_size=chunk)
+        .transpose(1, 2)
+        .flatten(2)
+    )
     rows = torch.ones(2, length, dtype=torch.bool) if mask is None else mask
     torch.testing.assert_close(ours[rows], expected[rows], rtol=0, atol=1e-10)
     weight = random(*x.shape, seed=1).detach() * rows.unsqueeze(-1)
@@ -99,7 +103,7 @@ def shared_qk_logits(query):
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32])
 def test_up_to_two_chunks_are_exact_shared_qk_attention(length, num_hashes):
     query, value = random(1, HEADS, length, DIM), random(1, HEADS, length, DIM, seed=1)
-    out = reformer_attention(query, value, rotations(num_hashes), bucket_size=16)
+    out = reformer_attention(query, query, value, rotations=rotations(num_hashes), bucket_size=16)
     for h in range(HEADS):
         expected = shared_qk_logits(query[0, h]).softmax(-1) @ value[0, h]
         torch.testing.assert_close(out[0, h], expected, rtol=0, atol=1e-10)
@@ -112,7 +116,7 @@ def test_equals_a_dense_evaluation_of_all_rounds(length, num_hashes):
     query, value = random(2, HEADS, length, DIM), random(2, HEADS, length, DIM, seed=1)
     mask = torch.rand(2, length, generator=torch.Generator().manual_seed(2)) < 0.7
     directions = rotations(num_hashes)
-    out = reformer_attention(query, value, directions, mask, size)
+    out = reformer_attention(query, query, value, mask, rotations=directions, bucket_size=size)
     counts = mask.sum(1)
     orders = [hash_order(query, each, mask, counts, size) for each in directions]
     for b in range(2):
@@ -178,15 +182,15 @@ def test_hash_statistics():
 def test_gradients_pass_gradcheck_with_fixed_directions():
     query, value = random(2, HEADS, 21, DIM), random(2, HEADS, 21, DIM, seed=1)
     mask = torch.arange(21).expand(2, -1) != 4
-    attend = lambda *x: reformer_attention(*x, rotations(), mask, bucket_size=4)
+    attend = lambda query, value: reformer_attention(query, query, value, mask, rotations=rotations(), bucket_size=4)
     assert torch.autograd.gradcheck(attend, (query, value), fast_mode=True)
 
 
 def test_more_rounds_come_closer_to_full_attention():
     query, value = random(4, HEADS, 256, DIM).detach() * 3, random(4, HEADS, 256, DIM, seed=1).detach()
-    full = reformer_attention(query, value, rotations(1), bucket_size=256)
+    full = reformer_attention(query, query, value, rotations=rotations(1), bucket_size=256)
     errors = [
-        (reformer_attention(query, value, rotations(rounds), bucket_size=16) - full).norm().item()
+        (reformer_attention(query, query, value, rotations=rotations(rounds), bucket_size=16) - full).norm().item()
         for rounds in (1, 4, 16)
     ]
     assert errors == sorted(errors, reverse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.registry import ATTENTIONS, attention_options, build_attention, parse_attention_name
+from nystromformer.attention.registry import ATTENTIONS, build_attention, parse_attention_name
 
 SIZE = {"num_heads": 2, "head_dim": 8, "max_length": 64}
 
@@ -71,7 +71,7 @@ def test_a_name_that_is_no_string_is_refused():
 def test_an_unknown_option_lists_the_options(name):
     with pytest.raises(ValueError, match="option 'colour' of attention") as error:
         build_attention(name, **SIZE, colour="red")
-    options = attention_options(ATTENTIONS[name])
+    options = ATTENTIONS[name].option_defaults()
     assert all(option in str(error.value) for option in options or ["(none)"])
 
 

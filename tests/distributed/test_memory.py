@@ -36,7 +36,7 @@ def test_nothing_of_n_by_m_elements_is_made_or_saved(one_rank, monkeypatch, mask
 
     with Largest() as largest:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            out = sequence_parallel_nystrom_attention(*tensors, LANDMARKS, mask, mask, kernel)
+            out = sequence_parallel_nystrom_attention(*tensors, mask, num_landmarks=LANDMARKS, conv_weight=kernel)
         out.sum().backward()
     assert max(saved) <= SHARD
     assert SHARD <= largest.elements < MATRIX

@@ -81,6 +81,10 @@ class Whole:
     kernel: Tensor | None
     grad: Tensor
 
+    def masks(self) -> dict[str, Tensor]:
+        masks = {"query_mask": self.query_mask, "key_mask": self.key_mask}
+        return {name: mask for name, mask in masks.items() if mask is not None}
+
 
 def whole(case: Case) -> Whole:
     generator = torch.Generator().manual_seed(len(case.lengths) + sum(case.lengths))
@@ -114,7 +118,7 @@ def in_one_process(case: Case) -> dict[str, Tensor]:
     leaves = [x.clone().requires_grad_(not case.frozen) for x in given.tensors]
     kernel = None if given.kernel is None else given.kernel.clone().requires_grad_()
     out = nystrom_attention(
-        *leaves, case.landmarks, given.query_mask, given.key_mask, kernel, pinv_scaling=case.scaling
+        *leaves, num_landmarks=case.landmarks, conv_weight=kernel, pinv_scaling=case.scaling, **given.masks()
     )
     (out * given.grad).sum().backward()
     return _results(out, leaves, kernel)
@@ -147,7 +151,13 @@ def _on_this_rank(case: Case, group: dist.ProcessGroup) -> dict[str, Tensor]:
         parallel, FUSED_DEVICES=() if case.pieces else parallel.FUSED_DEVICES, KEYS_AT_ONCE=case.pieces or 8192
     ):
         out = sequence_parallel_nystrom_attention(
-            *leaves, case.landmarks, *masks, kernel, pinv_scaling=case.scaling, group=group
+            *leaves,
+            num_landmarks=case.landmarks,
+            query_mask=masks[0],
+            key_mask=masks[1],
+            conv_weight=kernel,
+            pinv_scaling=case.scaling,
+            group=group,
         )
     (out * given.grad[:, :, queries]).sum().backward()
     return _results(out, leaves, kernel)
@@ -175,7 +185,7 @@ def sent_for_lengths(lengths: list[int]) -> list[tuple[dict[str, int], int]]:
         dist.barrier()
         before = sent_by_sockets()
         with count_traffic() as traffic:
-            sequence_parallel_nystrom_attention(x, x, x, 16, conv_weight=kernel).sum().backward()
+            sequence_parallel_nystrom_attention(x, x, x, num_landmarks=16, conv_weight=kernel).sum().backward()
         dist.barrier()  # until all have received all: what a slow receiver has not taken yet waits here, uncounted
         found.append((dict(traffic.sent), sent_by_sockets() - before))
     return found

@@ -95,7 +95,7 @@ def attend_until(ended: str, backward: bool, folder: Path) -> None:
     x = torch.ones(1, 2, 50, 4, requires_grad=backward)
     try:
         for step in range(1000):
-            out = sequence_parallel_nystrom_attention(x, x, x, 4, conv_weight=torch.ones(2, 5))
+            out = sequence_parallel_nystrom_attention(x, x, x, num_landmarks=4, conv_weight=torch.ones(2, 5))
             if step == 3 and dist.get_rank() == 1:
                 (folder / "ended").write_text(str(time.time()))
                 if ended == "killed":

@@ -99,4 +99,4 @@ def test_presets_have_the_papers_sizes():
 def test_defaults_of_the_operation_live_in_one_place():
     layer = NystromAttention(dim=8)
     config = NystromformerConfig()
-    assert (config.num_landmarks, config.pinv_iterations) == (layer.num_landmarks, layer.pinv_iterations)
+    assert (config.num_landmarks, config.pinv_iterations) == (layer.options.num_landmarks, layer.options.pinv_iterations)

@@ -114,9 +114,9 @@ def test_attention_maps_on_request_multiply_the_values_to_the_output(attention, 
 
 
 def test_attention_maps_are_refused_where_there_are_none(small, ids):
-    with pytest.raises(ValueError, match="LinearAttention has no attention matrix to show; use attention='standard'"):
-        NystromformerModel(small(attention="linear"))(ids(1, 9), output_attentions=True)
-    with pytest.raises(ValueError, match="1025 tokens: at most 1024.*nystrom_attention_weights"):
+    with pytest.raises(ValueError, match="ReformerAttention has no attention matrix to show; use attention='standard'"):
+        NystromformerModel(small(attention="reformer"))(ids(1, 9), output_attentions=True)
+    with pytest.raises(ValueError, match="1025 tokens: at most 1024.*attention.weights"):
         NystromformerModel(small(max_position_embeddings=2000))(ids(1, 1025), output_attentions=True)
 
 
