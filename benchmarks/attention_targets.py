@@ -16,9 +16,10 @@ import torch
 from nystromformer.bench.cases import Case, make_inputs, prepare
 from nystromformer.bench.measure import Times, interleaved_times, measure_memory
 from nystromformer.bench.run import time_cases
-from nystromformer.bench.table import nystrom_flops
 from nystromformer.files import write_text
-from nystromformer.records import Recorder, command, new_job_folder, table_markdown
+from nystromformer.records import Recorder, command, new_job_folder
+from nystromformer.report.table import Table
+from nystromformer.report.tables import nystrom_flops
 
 OURS = "nystrom-64"
 PEERS = ("transformers", "nystrom-attention")
@@ -126,7 +127,7 @@ def report(parts: Iterable[Callable[[], list[Figure]]], recorder: Recorder) -> N
         [f.name, f.target, f"{f.value:.2f}", f"{f.by_minimum:.2f}" if f.by_minimum else "–", "yes" if f.met else "no"]
         for f in figures
     ]
-    table = table_markdown(["figure", "target", "by medians", "by minima", "met"], rows)
+    table = Table(["figure", "target", "by medians", "by minima", "met"], rows).markdown()
     conditions = f"{torch.get_num_threads()} threads, torch {torch.__version__}; `{command()}`"
     write_text(recorder.folder / "table.md", f"{table}\n\n{conditions}\n")
 

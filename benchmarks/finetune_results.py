@@ -16,7 +16,8 @@ from result_runs import copy_records, data_folder, runs_in, weights_folder
 from nystromformer.cli import main
 from nystromformer.files import write_text
 from nystromformer.records import read_records
-from nystromformer.report.finetune_table import finetune_tables
+from nystromformer.report.table import tables_markdown
+from nystromformer.report.tables import finetune_tables
 
 IMDB = ["imdb", "--batch-size", "8", "--learning-rate", "1e-4", "--epochs", "1", "--test-examples", "500"]
 """Small batches and a high rate, since so few examples give few steps."""
@@ -38,7 +39,7 @@ def publish(work: Path, out: Path) -> None:
     """Copy configurations and records, and write the table of all that is finished."""
     runs = runs_in(*(work / name for name in RUNS))
     copy_records(runs, work, out)
-    write_text(out / "table.md", finetune_tables(read_records(*runs)))
+    write_text(out / "table.md", tables_markdown(finetune_tables(read_records(*runs))))
 
 
 def run_all() -> int:

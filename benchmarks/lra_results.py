@@ -18,8 +18,9 @@ from result_runs import copy_records, data_folder, runs_in
 from nystromformer.cli import main
 from nystromformer.files import write_text
 from nystromformer.records import read_records
-from nystromformer.report.lra_curves import draw_dev_accuracy
-from nystromformer.report.lra_table import lra_tables
+from nystromformer.report.figures import draw_dev_accuracy
+from nystromformer.report.table import tables_markdown
+from nystromformer.report.tables import lra_tables
 
 FOLDERS = {"listops": None, "text": "imdb", "retrieval": "aan", "image": "cifar10", "pathfinder": None}
 """Tasks, and where the data of each is that is not made."""
@@ -43,9 +44,9 @@ def publish(preset: str, work: Path, out: Path) -> None:
     runs = runs_in(work / preset)
     copy_records(runs, work, out)
     records = list(read_records(*runs))
-    write_text(out / preset / "table.md", lra_tables(records))
+    write_text(out / preset / "table.md", tables_markdown(lra_tables(records)))
     if preset == "paper":
-        draw_dev_accuracy(records, "listops", out / preset / "listops")
+        draw_dev_accuracy(records, "listops").save(out / preset / "listops")
 
 
 def run_all() -> int:

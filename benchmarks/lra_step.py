@@ -25,7 +25,8 @@ from nystromformer.data.lra.examples import Examples, as_is
 from nystromformer.data.lra.listops import ListOpsOptions, generate, read
 from nystromformer.files import write_text
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.records import Recorder, new_job_folder, table_markdown
+from nystromformer.records import Recorder, new_job_folder
+from nystromformer.report.table import Table
 from nystromformer.training.trainer import GroupedByLength
 
 BATCH, LENGTH, LANDMARKS, ITERATIONS = 32, 2048, 64, 6
@@ -162,7 +163,7 @@ def main() -> None:
     loading = interleaved_times({"loader": lambda: next(batches)}, warm_up=5, max_repeats=300)["loader"]
     share = loading.median / times["ours"].median
     recorder.record("loader, a batch", loading.median, unit="s", share_of_step=share)
-    table = table_markdown(["case", "step", "median s", "minimum s", "ratio", "ratio of minima"], rows)
+    table = Table(["case", "step", "median s", "minimum s", "ratio", "ratio of minima"], rows).markdown()
     text = f"{table}\n\nThe loader takes {1e3 * loading.median:.2f} ms a batch, {100 * share:.2f} % of our step.\n"
     write_text(options.out / "table.md", text)
     print(text)

@@ -20,7 +20,8 @@ from nystromformer import NystromformerForMaskedLM
 from nystromformer.bench.measure import interleaved_times
 from nystromformer.files import write_text
 from nystromformer.models import preset_config
-from nystromformer.records import Recorder, new_job_folder, table_markdown
+from nystromformer.records import Recorder, new_job_folder
+from nystromformer.report.table import Table
 
 BATCH, LENGTH, SHARE = 2, 512, 0.15
 
@@ -81,7 +82,7 @@ def main() -> None:
     _, labels = inputs(30000)
     share = float((labels != -100).float().mean())
     recorder.record("logits_share", share, figure="elements of the logits")
-    table = table_markdown(["forward + backward", "everywhere", "masked only", "by medians", "by minima"], rows)
+    table = Table(["forward + backward", "everywhere", "masked only", "by medians", "by minima"], rows).markdown()
     threads = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     text = f"{table}\n\nLogits: {share:.1%} of the elements. {threads}; `python benchmarks/mlm_head.py`\n"
     write_text(options.out / "table.md", text)

@@ -19,7 +19,8 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from nystromformer.attention import longformer_attention, nystrom_attention, nystrom_local_attention
 from nystromformer.files import write_text
 from nystromformer.integrations.probe import relative_error
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
+from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+from nystromformer.report.table import Table
 
 HEADS, LENGTH, WIDTH = 8, 1024, 64
 NEIGHBOUR, SHARED = 5, 300
@@ -82,7 +83,7 @@ def main() -> None:
     rows = [
         [case, *(f"{errors[case, name]:.2f}" for name in ATTENTIONS)] for case in dict.fromkeys(c for c, _ in errors)
     ]
-    table = table_markdown(["a query's weight", *ATTENTIONS], rows)
+    table = Table(["a query's weight", *ATTENTIONS], rows).markdown()
     write_text(options.out / "table.md", table + "\n")
     print(table)
 

@@ -33,7 +33,8 @@ from nystromformer.bench.measure import interleaved_times
 from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.progress import steps_bar
-from nystromformer.records import RECORDS, Recorder, read_records, table_markdown
+from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.report.table import Table
 
 PARTS = {"choosing": slice(0, 1000), "reporting": slice(1000, None)}
 """Which articles, in the order of the seed: two sets that share none."""
@@ -140,7 +141,7 @@ def table(part: str, cosines: list[dict], errors: list[dict], times: dict[str, f
     if "exact" in times:
         rows.append(["exact", *["0", "1"] * len(lengths), f"{1e3 * times['exact']:.1f}"])
     header = [f"n = {n:,}: {kind}" for n in lengths for kind in ("error", "cosine (worst)")]
-    return table_markdown(["setting", *header, "ms"], rows)
+    return Table(["setting", *header, "ms"], rows).markdown()
 
 
 def draw(path: Path, cosines: list[dict], errors: list[dict], times: dict[str, float], time_length: int) -> None:

@@ -22,7 +22,8 @@ from nystromformer.data.corpus.examples import PretrainingExamples, pretraining_
 from nystromformer.data.corpus.shards import build_corpus, corpus_tokenizer
 from nystromformer.data.corpus.text import Reading
 from nystromformer.files import write_text
-from nystromformer.records import Recorder, new_job_folder, table_markdown
+from nystromformer.records import Recorder, new_job_folder
+from nystromformer.report.table import Table
 from nystromformer.training.pretraining import PAPER, build_model, special_tokens
 from nystromformer.training.trainer import grouped_order
 
@@ -101,7 +102,7 @@ def measure() -> None:
                 f"{taken.median / load:,.0f}×",
             ]
         )
-    table = table_markdown(["16 × 512 tokens", "time", "tokens/s", "times the loading"], rows)
+    table = Table(["16 × 512 tokens", "time", "tokens/s", "times the loading"], rows).markdown()
     write_text(options.out / "table.md", table + "\n")
     print(table)
 

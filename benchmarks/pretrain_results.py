@@ -24,8 +24,9 @@ from nystromformer.cli import main
 from nystromformer.files import write_text
 from nystromformer.models import NystromformerForPreTraining, preset_config
 from nystromformer.records import read_records
-from nystromformer.report.pretraining_curves import draw_curves
-from nystromformer.report.pretraining_table import pretraining_table
+from nystromformer.report.figures import draw_pretraining
+from nystromformer.report.table import tables_markdown
+from nystromformer.report.tables import pretraining_tables
 from nystromformer.training.pretraining import SIZES
 
 COMMON = ["--preset", "mini", "--max-length", "512", "--batch-size", "8", "--micro-batch", "8"]
@@ -72,8 +73,9 @@ def publish(group: str, work: Path, out: Path) -> None:
     """Copy configurations and records of a group, draw its curves and write the table of what is finished."""
     runs = runs_in(*(work / name for name in GROUPS[group]))
     copy_records(runs, work, out)
-    draw_curves(read_records(*runs), out / group)
-    write_text(out / group / "table.md", pretraining_table(read_records(*runs)))
+    for name, drawing in draw_pretraining(read_records(*runs)).items():
+        drawing.save(out / group / name)
+    write_text(out / group / "table.md", tables_markdown(pretraining_tables(read_records(*runs))))
 
 
 def run_all() -> int:

@@ -32,7 +32,8 @@ from nystromformer.attention import nystrom_attention, nystrom_local_attention
 from nystromformer.files import write_text
 from nystromformer.integrations.probe import Attend, exact_attention, swap_attention
 from nystromformer.progress import steps_bar
-from nystromformer.records import Recorder, new_job_folder, read_records, table_markdown, write_config
+from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+from nystromformer.report.table import Table
 
 HELD_OUT = 1000
 """The first thousand articles in the order of the seed are for choosing defaults, those behind them for reporting."""
@@ -163,7 +164,7 @@ def table(records: list[dict]) -> str:
         rows.append([name, *cells])
     header = ["attention", "cosine (worst)"]
     header += [f"{setting}: {kind}" for setting in settings for kind in ("top 1", "top 10", "lost")]
-    return table_markdown(header, rows)
+    return Table(header, rows).markdown()
 
 
 def main() -> None:

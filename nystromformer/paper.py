@@ -1,4 +1,4 @@
-"""The paper's published numbers, as data."""
+"""The paper's published numbers as data, and the names under which its comparisons stand in tables."""
 
 import re
 
@@ -11,7 +11,6 @@ EFFICIENCY: dict[str, dict[int, tuple[float, float]]] = {
 }
 """Table 1: memory in MB and time in ms of one input through self-attention, by attention and length."""
 
-
 LRA: dict[str, dict[str, float]] = {
     "standard": {"listops": 37.10, "text": 65.02, "retrieval": 79.35, "image": 38.20, "pathfinder": 74.16},
     "reformer": {"listops": 19.05, "text": 64.88, "retrieval": 78.64, "image": 43.29, "pathfinder": 69.36},
@@ -20,7 +19,6 @@ LRA: dict[str, dict[str, float]] = {
     "nystrom": {"listops": 37.15, "text": 65.52, "retrieval": 79.56, "image": 41.58, "pathfinder": 70.94},
 }
 """Long Range Arena: accuracy in percent by attention and task. The published averages are the means of the rows."""
-
 
 GLUE: dict[str, dict[str, float]] = {
     "standard": {"sst2": 90.0, "mrpc": 88.4, "qnli": 90.3, "qqp": 87.3, "mnli": 82.4, "mnli-mm": 82.4, "imdb": 93.3},
@@ -38,9 +36,23 @@ GLUE: dict[str, dict[str, float]] = {
 """Fine-tuned BERT-base models: F1 of MRPC and QQP, accuracy of the others, in percent, by attention and task. IMDB at
 512 tokens, and at 1,024."""
 
-
 FINETUNING_EPOCHS = 4
 """How often those models saw all training examples."""
+
+DENSE = "dense"
+"""The name of softmax attention with its n×n matrix in memory, which is what `EFFICIENCY` compares with."""
+
+PEERS = {"nystrom-attention": "nystrom_attention", "transformers": "transformers"}
+"""Other packages' Nyström attention by the name it has in tables, and the module that must be installed for each."""
+
+
+def attention_family(attention: str) -> str:
+    """The name of an attention less its size.
+
+    >>> attention_family("nystrom-local-64"), attention_family("linear")
+    ('nystrom-local', 'linear')
+    """
+    return re.sub(r"-\d+$", "", attention)
 
 
 def paper_row(table: dict[str, dict[str, float]], attention: str) -> dict[str, float]:
@@ -49,4 +61,4 @@ def paper_row(table: dict[str, dict[str, float]], attention: str) -> dict[str, f
     >>> paper_row(LRA, "nystrom-64")["listops"], paper_row(LRA, "nystrom-local")
     (37.15, {})
     """
-    return table.get(re.sub(r"-\d+$", "", attention), {})
+    return table.get(attention_family(attention), {})

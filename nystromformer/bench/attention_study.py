@@ -3,24 +3,30 @@
 `study.take` what a model's attention is given, then `study.write` errors and pictures into the folder of a run.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import matplotlib
 import torch
-from rich.console import Console
-from rich.table import Table
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.colors import PowerNorm
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from nystromformer.bench.attention_pictures import draw_errors, draw_maps
-from nystromformer.files import write_text
+from nystromformer.files import write_bytes, write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.integrations.probe import approximate_map, exact_map, head_errors, record_calls
 from nystromformer.progress import steps_bar
-from nystromformer.records import Recorder, table_markdown, write_config
+from nystromformer.records import Recorder, write_config
+from nystromformer.report.table import Table, tables_markdown
 
 EXACT = "exact"
+LONGEST_WORDS = 40
+"""Sequences of up to so many tokens have them written along the axes."""
 
 CAPTION = (
     "Matrix: ‖Ŝ − S‖ / ‖S‖ of attention matrices in the Frobenius norm. Output: ‖Ŝ V − S V‖ / ‖S V‖. Means over "
@@ -30,9 +36,8 @@ CAPTION = (
 
 @dataclass
 class AttentionStudy:
-    """Exact attention of a model against `operation` with some numbers of landmarks."""
+    """Exact attention of a model against that of a name, such as `nystrom`, with some numbers of landmarks."""
 
-    operation: Callable[..., Tensor]
     name: str
     landmarks: list[int]
     calls: list[list[AttentionCall]] = field(default_factory=list)
@@ -72,7 +77,7 @@ class AttentionStudy:
             self.measure(recorder, step)
             for name, caption in self.draw(out, layers, heads, step).items():
                 recorder.record("picture", name, caption=caption)
-        write_text(out / "table.md", self.markdown())
+        write_text(out / "table.md", tables_markdown([self.table()]))
 
     def measure(self, recorder: Recorder, step: Callable[[str], None]) -> None:
         """Errors of every layer and head, recorded."""
@@ -80,7 +85,7 @@ class AttentionStudy:
         for layer in range(self.layers):
             step(f"layer {layer}: errors")
             for m in self.landmarks:
-                errors = [head_errors(calls[layer], self.operation, m) for calls in self.calls]
+                errors = [head_errors(calls[layer], f"{self.name}-{m}") for calls in self.calls]
                 matrix, output = (
                     torch.cat([getattr(error, name) for error in errors]).mean(dim=0).cpu()
                     for name in ("matrix", "output")
@@ -103,7 +108,7 @@ class AttentionStudy:
             call = first_example(self.calls[0][layer], len(self.words))
             maps = {EXACT: exact_map(call)[0].float().cpu()}
             for m in self.landmarks:
-                maps[self.label(m)] = approximate_map(call, self.operation, m)[0].float().cpu()
+                maps[self.label(m)] = approximate_map(call, f"{self.name}-{m}")[0].float().cpu()
             errors = {
                 name: torch.linalg.matrix_norm(approximation - maps[EXACT]) / torch.linalg.matrix_norm(maps[EXACT])
                 for name, approximation in maps.items()
@@ -122,32 +127,14 @@ class AttentionStudy:
     def label(self, m: int) -> str:
         return f"{self.name}, m = {m}"
 
-    def rows(self) -> list[list[str]]:
-        rows = []
-        for layer in [*range(self.layers), None]:
-            means = [
-                (errors[m].mean() if layer is None else errors[m][layer].mean()).item()
-                for m in self.landmarks
-                for errors in (self.matrix, self.output)
-            ]
-            rows.append(["all" if layer is None else str(layer), *(f"{mean:.3f}" for mean in means)])
-        return rows
-
-    def header(self) -> list[str]:
-        return ["layer", *(f"m = {m}: {kind}" for m in self.landmarks for kind in ("matrix", "output"))]
-
-    def markdown(self) -> str:
-        return f"# {self.title}: errors of {self.name}\n\n{table_markdown(self.header(), self.rows())}\n\n{CAPTION}\n"
-
-    def print(self) -> None:
-        table = Table(title=f"{self.title}: errors of {self.name}, mean over heads", title_justify="left")
-        for name in self.header():
-            table.add_column(name, justify="right")
-        for row in self.rows():
-            table.add_row(*row, style="bold" if row[0] == "all" else None)
-        console = Console()
-        console.print(table)
-        console.print(CAPTION, style="dim", highlight=False)
+    def table(self) -> Table:
+        """Means over the heads of each layer, and over all."""
+        header = ["layer", *(f"m = {m}: {kind}" for m in self.landmarks for kind in ("matrix", "output"))]
+        means = [errors[m].mean(dim=1) for m in self.landmarks for errors in (self.matrix, self.output)]
+        rows = [[layer, *(f"{mean[layer]:.3f}" for mean in means)] for layer in range(self.layers)]
+        rows.append(["all", *(f"{mean.mean():.3f}" for mean in means)])
+        title = f"{self.title}: errors of {self.name}, mean over heads"
+        return Table(header, rows, highlight={self.layers}, title=title, note=CAPTION)
 
 
 def first_example(call: AttentionCall, length: int) -> AttentionCall:
@@ -168,3 +155,88 @@ def typical_heads(errors: Tensor) -> list[int]:
     """
     order = errors.argsort().tolist()
     return list(dict.fromkeys([order[0], order[len(order) // 2], order[-1]]))
+
+
+def draw_maps(
+    path: Path,
+    title: str,
+    maps: dict[str, Tensor],
+    heads: Sequence[int],
+    errors: dict[str, Tensor],
+    words: Sequence[str],
+) -> None:
+    """A row for each of `heads`, a column for each entry of `maps` (h, n, n), the exact one first.
+
+    All matrices of a row share their colours, which grow with the square root of the weight: most weights are small.
+    """
+    size = 2.5 if len(words) > LONGEST_WORDS else 3.4
+    figure, axes = pyplot.subplots(
+        len(heads),
+        len(maps),
+        figsize=(size * len(maps) + 0.9, size * len(heads) + 0.9),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
+    for row, head in enumerate(heads):
+        exact = next(iter(maps.values()))[head]
+        norm = PowerNorm(0.5, vmin=0, vmax=exact.flatten().quantile(0.999).clamp(min=1e-6).item(), clip=True)
+        for column, (name, matrices) in enumerate(maps.items()):
+            panel = axes[row, column]
+            image = panel.imshow(matrices[head].clamp(min=0), cmap="magma", norm=norm, interpolation="nearest")
+            label = f"error {errors[name][head]:.2f}" if name in errors else ""
+            panel.set_title(f"{name}\n{label}" if row == 0 else label, fontsize=9)
+            _label_axes(panel, words)
+            _leave_a_margin(panel, len(words))
+        axes[row, 0].set_ylabel(f"head {head}\nquery", fontsize=9)
+        figure.colorbar(image, ax=axes[row, :].tolist(), pad=0.01, aspect=28).ax.tick_params(labelsize=7)
+    for panel in axes[-1]:
+        panel.set_xlabel("key", fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    _save(figure, path)
+
+
+def draw_errors(path: Path, title: str, errors: dict[str, Tensor]) -> None:
+    """Errors (layers, heads) for each entry of `errors`, written into their cells. Colours end at 1, the error of 0."""
+    layers, heads = next(iter(errors.values())).shape
+    size = (max(0.36 * heads, 2.2) * len(errors) + 1.6, 0.36 * layers + 1.4)  # room for titles above few heads
+    figure, axes = pyplot.subplots(1, len(errors), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for panel, (name, values) in zip(axes[0], errors.items(), strict=True):
+        image = panel.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        for layer in range(layers):
+            for head in range(heads):
+                value = values[layer, head].item()
+                colour = "black" if value > 0.6 else "white"
+                panel.text(head, layer, f"{value:.2f}", color=colour, fontsize=5.5, ha="center", va="center")
+        panel.set_title(f"{name}: mean {values.mean():.2f}", fontsize=9)
+        panel.set_xticks(range(heads), range(heads), fontsize=7)
+        panel.set_xlabel("head", fontsize=9)
+    axes[0, 0].set_yticks(range(layers), range(layers), fontsize=7)
+    axes[0, 0].set_ylabel("layer", fontsize=9)
+    figure.colorbar(image, ax=axes[0].tolist(), pad=0.01, extend="max").ax.tick_params(labelsize=7)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def _label_axes(panel: pyplot.Axes, words: Sequence[str]) -> None:
+    if len(words) <= LONGEST_WORDS:
+        panel.set_xticks(range(len(words)), words, rotation=90, fontsize=6)
+        panel.set_yticks(range(len(words)), words, fontsize=6)
+    else:
+        panel.tick_params(labelsize=7)
+
+
+def _leave_a_margin(panel: pyplot.Axes, length: int) -> None:
+    """The first and the last token get much attention, and their lines would vanish behind the frame."""
+    panel.set_facecolor("grey")
+    panel.spines[:].set_visible(False)
+    first, last = -0.5 - 0.02 * length, length - 0.5 + 0.02 * length
+    panel.set(xlim=(first, last), ylim=(last, first))
+
+
+def _save(figure: pyplot.Figure, path: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, dpi=130, bbox_inches="tight")
+    pyplot.close(figure)
+    write_bytes(path, content.getvalue())

@@ -11,13 +11,10 @@ from nystromformer.attention import build_attention
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import check_at_least, check_choice
 from nystromformer.errors import install_hint
+from nystromformer.paper import DENSE, PEERS
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-PEERS = {"nystrom-attention": "nystrom_attention", "transformers": "transformers"}
-"""Other packages' Nyström attention, and the module that must be installed for each."""
 PEER_LANDMARKS = 64
-DENSE = "dense"
-"""Softmax attention with its n×n matrix in memory, which is what the paper's table compares with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,37 +5,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from nystromformer.attention.registry import parse_attention_name
-from nystromformer.bench.cases import DENSE, DTYPES, PEERS, Case, make_inputs, prepare
+from nystromformer.bench.cases import DTYPES, Case, make_inputs, prepare
 from nystromformer.bench.measure import MEASURED, Memory, Times, interleaved_times, is_out_of_memory, measure_memory
-from nystromformer.bench.table import LIMIT, Entries, captions, columns, memory_text, peer_rows, time_text
+from nystromformer.paper import DENSE, PEERS
 from nystromformer.records import Recorder
-
-
-def print_tables(table: Entries) -> None:
-    console = Console()
-    lengths = columns(table)
-    header = ["attention", *(f"n = {n:,}" for n in lengths)]
-    for title, text in (("Time", time_text), ("Peak memory", memory_text)):
-        rows = [[name, *(text(table, name, n) for n in lengths)] for name in table if name != LIMIT or title == "Time"]
-        console.print(_table(title, header, rows))
-    if peers := peer_rows(table):
-        console.print(_table("nystrom-64 against the same work elsewhere", header, peers))
-    for caption in captions(table):
-        console.print(caption, style="dim", highlight=False)
-
-
-def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*row, style="bold" if row[0].startswith("nystrom-6") else None)
-    return table
-
 
 PROBE_LENGTH = 1024
 """Cells longer than four times this are first predicted from a run at this length."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nystromformer.commands import Device, Dtype, new_folder, number, seed_of, whole_number
 from nystromformer.errors import UserError, user_input
 
 
@@ -13,29 +14,31 @@ def bench(
         "512,1024,2048,4096,8192"
     ),
     attention: Annotated[str, typer.Option(help="Attentions by name, or `all`; `dense` keeps the n×n matrix.")] = "all",
-    batch: Annotated[int, typer.Option(help="Examples in the input.")] = 1,
-    heads: Annotated[int, typer.Option(help="Heads.")] = 12,
-    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    batch: Annotated[int, whole_number("Examples in the input.", most=65_536)] = 1,
+    heads: Annotated[int, whole_number("Heads.", most=1_024)] = 12,
+    head_dim: Annotated[int, whole_number("Width of a head.", most=4_096)] = 64,
     backward: Annotated[bool, typer.Option("--backward", help="Forward and backward together.")] = False,
     masked: Annotated[bool, typer.Option("--masked", help="An eighth of each example is padding.")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="Also other packages' Nyström attention.")] = False,
-    budget: Annotated[float, typer.Option(help="Seconds of timing for each length.")] = 15.0,
-    cell_limit: Annotated[float, typer.Option(help="Skip calls that would take longer, in seconds.")] = 60.0,
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of the input.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for records, tables and plots.")] = Path("runs/bench"),
+    budget: Annotated[float, number("Seconds of timing for each length.", 0.01, 86_400)] = 15.0,
+    cell_limit: Annotated[float, number("Skip calls that would take longer, in seconds.", 0.01, 86_400)] = 60.0,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    seed: Annotated[int, seed_of("the input")] = 0,
+    out: Annotated[Path, new_folder("Folder for records, tables and plots.")] = Path("runs/bench"),
 ) -> None:
     """Time and peak memory of attentions over sequence lengths, beside the paper's table.
 
     Example: `nystromformer bench --lengths 1024,4096 --attention standard,nystrom-64 --peers`
     """
     from nystromformer.bench.cases import available_peers, default_attentions, parse_lengths, parse_list
-    from nystromformer.bench.run import BenchOptions, options_as_config, print_tables, run_bench
-    from nystromformer.bench.table import cells, draw_plots, markdown
+    from nystromformer.bench.run import BenchOptions, options_as_config, run_bench
     from nystromformer.files import write_text
     from nystromformer.progress import steps_bar
     from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+    from nystromformer.report.figures import draw_efficiency
+    from nystromformer.report.table import print_tables, tables_markdown
+    from nystromformer.report.tables import efficiency_tables, measured
 
     with user_input():
         names = default_attentions() if attention == "all" else parse_list(attention, "--attention")
@@ -67,8 +70,9 @@ def bench(
     with steps_bar(len(options.lengths) * (len(names) + 1)) as step:
         run_bench(options, recorder, step)
     records = list(read_records(out))
-    write_text(out / "table.md", markdown(records))
-    table = cells(records)
-    draw_plots(table, out)
-    print_tables(table)
+    tables = efficiency_tables(records)
+    write_text(out / "table.md", tables_markdown(tables))
+    for name, drawing in draw_efficiency(measured(records)).items():
+        drawing.save(out / name)
+    print_tables(tables)
     typer.echo(f"Records, tables and plots: {out}")

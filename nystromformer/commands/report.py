@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from nystromformer.commands import new_folder
 from nystromformer.errors import user_input
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some at any depth.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html, report.md and the figures.")] = Path("runs/report"),
+    out: Annotated[Path, new_folder("Folder for report.html, report.md and the figures.")] = Path("runs/report"),
 ) -> None:
     """Put runs together on one self-contained HTML page, with the paper's numbers beside ours.
 
@@ -18,7 +19,7 @@ def report(
 
     Example: `nystromformer report runs/bench runs/lra --out runs/report`
     """
-    from nystromformer.report.build import PAGE, write_report
+    from nystromformer.report.page import PAGE, write_report
 
     with user_input():
         sections = write_report(runs, out)

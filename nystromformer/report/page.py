@@ -1,173 +1,218 @@
-"""One self-contained HTML page, and the same as Markdown."""
+"""The report of some runs: their records found and checked, and all sections on one HTML page, and in Markdown.
+
+Records may come from anybody. They are checked before anything is made of them, everything is made before anything is
+written, and templates escape what they are given; the page allows no script but its own and nothing from elsewhere.
+"""
 
 import base64
-import html
-import os
-import re
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nystromformer.report.style import STYLE
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
-LONG_CELL = 40
-"""A cell of more characters than this is broken into lines."""
+from nystromformer.files import write_bytes, write_text
+from nystromformer.records import RECORDS, read_records
+from nystromformer.report.sections import FOLDER, SETUP, Picture, Section, all_sections
+from nystromformer.report.table import (
+    NO_RUN,
+    Code,
+    Text,
+    markdown_text,
+    plain_text,
+    printable,
+    tables_markdown,
+    text_parts,
+)
+from nystromformer.report.tables import ATTENTION_ERROR, PICTURE
 
-
-@dataclass(frozen=True)
-class Picture:
-    """An SVG or PNG file, with what it shows. SVGs are plots, whose colours may follow the reader's scheme."""
-
-    path: Path
-    caption: str
-    wide: bool = False
-    """Takes a whole row, and is scrolled where the screen is narrower than it can be read."""
-
-    @property
-    def data_address(self) -> str:
-        """The picture inside the page itself."""
-        return f"data:{KINDS[self.path.suffix]};base64,{base64.b64encode(self.path.read_bytes()).decode()}"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Markdown, of tables and plain paragraphs, and the pictures below it."""
-
-    text: str
-    pictures: tuple[Picture, ...] = ()
+PAGE, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
+TITLE = "Nyströmformer: what was measured"
+INTRO = "Ours beside the paper's. Every figure comes from the records of runs, which its section names."
+MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+Record = dict[str, object]
 
 
-@dataclass(frozen=True)
-class Section:
-    """A chapter of the report. Without parts it is a gap, and says what would fill it."""
+def write_report(runs: Iterable[Path], out: Path) -> list[Section]:
+    """Write the report of `runs` into `out`, whole or not at all; returns its sections.
 
-    title: str
-    parts: tuple[Part, ...] = ()
-    provenance: tuple[str, ...] = ()
-    """Lines that say what made the figures: command, seed, budget, machine."""
-    notes: tuple[str, ...] = ()
-    remedy: str = ""
-    """The command that would fill the gap."""
-
-    @property
-    def is_gap(self) -> bool:
-        return not self.parts
+    `ValueError` for folders without records, and for records that the report can't be made of.
+    """
+    sections = all_sections(read_runs(runs))
+    page, text = html_page(TITLE, INTRO, sections), markdown_page(TITLE, INTRO, sections)
+    for picture in pictures_of(sections):
+        for suffix, content in picture.content.items():
+            write_bytes(out / FIGURES / f"{picture.name}{suffix}", content)
+    write_text(out / MARKDOWN, text)
+    write_text(out / PAGE, page)
+    return sections
 
 
-def html_page(title: str, intro: str, sections: Iterable[Section]) -> str:
-    sections = list(sections)
-    links = "".join(_link(section) for section in sections)
-    body = "\n".join(section_html(section) for section in sections)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
-        f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n'
-        f"{inline(intro, 'p')}\n<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
+def pictures_of(sections: Iterable[Section]) -> list[Picture]:
+    return [picture for section in sections for part in section.parts for picture in part.pictures]
+
+
+def html_page(title: str, intro: Text, sections: Iterable[Section]) -> str:
+    environment = Environment(
+        loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
+    environment.tests["code"] = lambda text: isinstance(text, Code)
+    environment.filters |= {
+        "parts": text_parts,
+        "plain": plain_text,
+        "gap": gap_text,
+        "digest": lambda script: f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+        "inline_svg": lambda picture: picture.content[".svg"].decode(),
+        "data_address": data_address,
+    }
+    script, _, _ = environment.loader.get_source(environment, "report.js")
+    template = environment.get_template("report.html")
+    return template.render(title=title, intro=intro, sections=list(sections), script=script, no_run=NO_RUN.strip())
 
 
-def markdown_page(title: str, intro: str, sections: Iterable[Section], folder: Path) -> str:
-    """Pictures are linked as they are seen from `folder`."""
-    blocks = [f"# {title}", intro]
+def data_address(picture: Picture) -> str:
+    """The picture inside the page itself. What is in an `img` runs no script, whoever drew it."""
+    ((suffix, content),) = picture.content.items()
+    return f"data:{MEDIA_TYPES[suffix]};base64,{base64.b64encode(content).decode()}"
+
+
+def gap_text(section: Section) -> Text:
+    return "Not among the given runs. ", Code(section.remedy), " makes it."
+
+
+def markdown_page(title: str, intro: Text, sections: Iterable[Section]) -> str:
+    """Pictures are linked as they are seen from the report's own folder."""
+    blocks = [f"# {title}", markdown_text(intro)]
     for section in sections:
         blocks.append(f"## {section.title}")
+        blocks += [f"- **{line.figure}** {markdown_text(line.text)}" for line in section.headlines]
         if section.is_gap:
-            blocks.append(gap_text(section))
+            blocks.append(markdown_text(gap_text(section)))
         for part in section.parts:
-            blocks.append(part.text.strip())
-            blocks += [f"![{picture.caption}]({_seen_from(folder, picture.path)})" for picture in part.pictures]
-        blocks += [*section.notes, *section.provenance]
+            blocks += [f"### {markdown_text(part.title)}"] if part.title else []
+            blocks.append(tables_markdown(part.tables).strip())
+            for picture in part.pictures:
+                suffix = ".svg" if ".svg" in picture.content else ".png"
+                blocks.append(f"![{_in_brackets(picture.caption)}]({FIGURES}/{picture.name}{suffix})")
+        blocks += [markdown_text(line) for line in (*section.notes, *section.provenance)]
     return "\n\n".join(blocks) + "\n"
 
 
-def section_html(section: Section) -> str:
-    heading = f'<h2 id="{anchor(section.title)}">{html.escape(section.title)}</h2>'
-    if section.is_gap:
-        return f'<section>{heading}<div class="gap">{inline(gap_text(section), "span")}</div></section>'
-    blocks = [heading]
-    for part in section.parts:
-        blocks.append(markdown_html(part.text))
-        if part.pictures:
-            blocks.append(f'<div class="figures">{"".join(map(picture_html, part.pictures))}</div>')
-    blocks += [inline(note, 'p class="note"') for note in section.notes]
-    if section.provenance:
-        lines = "".join(inline(line, "div") for line in section.provenance)
-        blocks.append(f'<div class="made"><b>What made these figures</b>{lines}</div>')
-    return "<section>" + "\n".join(blocks) + "</section>"
+def _in_brackets(text: str) -> str:
+    return markdown_text(text).replace("[", "\\[").replace("]", "\\]")
 
 
-def picture_html(picture: Picture) -> str:
-    caption = html.escape(picture.caption)
-    kind = ("plot" if picture.path.suffix == ".svg" else "map") + (" wide" if picture.wide else "")
-    image = f'<img src="{picture.data_address}" alt="{caption}">'
-    return f'<figure class="{kind}"><div>{image}</div><figcaption>{caption}</figcaption></figure>'
+def read_runs(runs: Iterable[Path]) -> list[Record]:
+    """All records below `runs`, checked. `ValueError` for a folder that holds none, and for damaged records."""
+    folders: dict[Path, None] = {}
+    for run in runs:
+        found = sorted(path.parent for path in run.rglob(RECORDS) if path.is_file()) if run.is_dir() else []
+        if not found:
+            raise ValueError(f"{run}: holds no {RECORDS}; give the --out folder of a finished job.")
+        folders |= dict.fromkeys(found)
+    records = []
+    for folder in folders:
+        try:
+            found = [_printable(record) for record in read_records(folder)]
+        except RecursionError:
+            raise ValueError(f"{folder / RECORDS}: a record is nested too deeply; remove that line.") from None
+        for record in found:
+            check_record(record, folder)
+        records += [{"seed": None, **record, FOLDER: str(folder)} for record in found]
+    return records
 
 
-def gap_text(section: Section) -> str:
-    return f"Not among the given runs. `{section.remedy}` makes it."
+def _printable(value: object) -> object:
+    """The same, with every text on one line."""
+    if isinstance(value, dict):
+        return {printable(name): _printable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
-def markdown_html(text: str) -> str:
-    """The little Markdown that our tables use: pipe tables, headings, paragraphs, `code`.
+@dataclass(frozen=True)
+class Kind:
+    """What a field may hold."""
 
-    >>> markdown_html("| a | b |\\n|---|---|\\n| 1 | `x` |").count("<td")
-    2
-    """
-    blocks = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        lines = block.splitlines()
-        level = len(lines[0]) - len(lines[0].lstrip("#"))
-        if lines[0].startswith("|"):
-            blocks.append(_table_html(lines))
-        elif level:
-            blocks.append(inline(lines[0].lstrip("# "), f"h{max(level, 3)}"))
+    name: str
+    fits: Callable[[object], bool]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > 1e18
+
+
+NUMBER = Kind("a number up to 1e18", _is_number)
+COUNT = Kind("a whole number up to 1e18", lambda value: _is_number(value) and isinstance(value, int) and value >= 0)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+SCALAR = Kind("a number or a text", lambda value: _is_number(value) or isinstance(value, (str, bool)))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+NUMBERS = Kind("an object of numbers", lambda value: isinstance(value, dict) and all(map(_is_number, value.values())))
+SCORES = Kind("an object for each part", lambda value: OBJECT.fits(value) and all(map(NUMBERS.fits, value.values())))
+
+ANY_RECORD = {
+    "job": TEXT, "metric": TEXT, "config": OBJECT, "seed?": SCALAR, "step?": COUNT, "command?": TEXT,
+    "versions?": OBJECT, "machine?": OBJECT,
+    "machine.processor?": TEXT, "machine.gpu?": TEXT, "machine.threads?": COUNT, "machine.cores?": COUNT,
+    "config.task?": TEXT, "config.preset?": TEXT, "config.attention?": TEXT, "config.batch_size?": COUNT,
+    "config.max_length?": COUNT, "config.budget?": NUMBER, "config.examples?": COUNT,
+}  # fmt: skip
+MEASURED = {
+    "attention": TEXT, "length": COUNT, "batch": COUNT, "heads": COUNT, "head_dim": COUNT, "backward": FLAG,
+    **{f"config.{name}?": SCALAR for name in SETUP}, **{f"{name}?": SCALAR for name in ("masked", "dtype", "device")},
+}  # fmt: skip
+LRA_POINT = {"config.task": TEXT, "config.attention": TEXT, "value": NUMBER, "step": COUNT}
+PRETRAINING_POINT = {
+    "config.attention": TEXT, "config.from?": TEXT, "value": NUMBER, "step": COUNT, "seconds": NUMBER, "tokens": COUNT,
+}  # fmt: skip
+FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
+    ("bench", "time"): {**MEASURED, "value": NUMBER, "minimum": NUMBER},
+    ("bench", "time of gemm"): {"length": COUNT, "minimum": NUMBER, "flops": COUNT},
+    ("bench", "peak_memory"): {**MEASURED, "value?": NUMBER, "skipped": TEXT, "failure": TEXT},
+    ("lra", "dev_accuracy"): LRA_POINT,
+    ("lra", "test_accuracy"): {
+        **LRA_POINT, "config.preset": TEXT, "config.legacy": LIST, "config.settings": OBJECT,
+        "config.batch_size": COUNT, "config.max_length": COUNT, "best_step": COUNT, "majority": NUMBER,
+        "examples_seen": COUNT, "train_examples": COUNT, "test_examples": COUNT,
+    },
+    ("pretrain", "dev_mlm_accuracy"): PRETRAINING_POINT,
+    ("pretrain", "dev_sop_accuracy"): PRETRAINING_POINT,
+    ("pretrain", "mlm_accuracy"): {
+        **PRETRAINING_POINT, "config.size?": TEXT, "config.batch_size": COUNT, "config.max_length": COUNT,
+        "sop_accuracy?": NUMBER, "tokens_per_second": NUMBER, "parameters": COUNT,
+    },
+    ("finetune", "score"): {
+        "config.task": TEXT, "config.model": TEXT, "config.preset": TEXT, "config.attention": TEXT,
+        "config.search": FLAG, "config.settings": OBJECT, "config.batch_size": COUNT, "config.learning_rate": NUMBER,
+        "config.max_length": COUNT, "config.epochs": NUMBER, "config.conv_kernel_size?": COUNT, "value": NUMBER,
+        "name": TEXT, "part": TEXT, "scores": SCORES, "dev_score": NUMBER, "mean_length": NUMBER, "step": COUNT,
+        "train_examples": COUNT, "scored_examples": NUMBERS, "parameters?": COUNT,
+    },
+    ("attention-map", ATTENTION_ERROR): {
+        "config.model?": TEXT, "config.text?": TEXT, "attention": TEXT, "num_landmarks": COUNT, "layer": COUNT,
+        "value": NUMBER,
+    },
+    ("attention-map", PICTURE): {"config.model?": TEXT, "config.text?": TEXT, "value": TEXT, "caption": TEXT},
+}  # fmt: skip
+"""What is read of the records that the report shows. A question mark: may be missing, or null."""
+
+
+def check_record(record: Record, folder: Path) -> None:
+    """`ValueError` for a record that lacks a field or has something else in it, with its folder."""
+    metric = "time of gemm" if record.get("attention") == "gemm" else record["metric"]
+    for field, kind in {**ANY_RECORD, **FIELDS.get((record["job"], metric), {})}.items():
+        names, value = field.rstrip("?").split("."), record
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None and not field.endswith("?"):
+            wrong = f"a record lacks the field {names[-1]!r}"
+        elif value is not None and not kind.fits(value):
+            shown = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}…"
+            wrong = f"a record's {'.'.join(names)} is {shown}: must be {kind.name}"
         else:
-            blocks.append(inline(" ".join(lines), "p"))
-    return "\n".join(blocks)
-
-
-def _table_html(lines: list[str]) -> str:
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
-    header, rows = cells[0], cells[2:]
-    kinds = [_column_kind(column) for column in zip(*rows, strict=True)] or [""] * len(header)
-    head = "".join(inline(cell, f"th{kind}") for cell, kind in zip(header, kinds, strict=True))
-    body = "".join(
-        f"<tr{_ours(row)}>{''.join(inline(cell, f'td{kind}') for cell, kind in zip(row, kinds, strict=True))}</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _column_kind(column: tuple[str, ...]) -> str:
-    """Numbers are aligned at the right, words at the left; long cells are broken into lines."""
-    if any(len(cell) > LONG_CELL for cell in column):
-        return ' class="long"'
-    return "" if any(re.match(r"[\d–]", cell) for cell in column) else ' class="words"'
-
-
-def _ours(row: list[str]) -> str:
-    return ' class="ours"' if re.match(r"nystrom(-local)?(-\d+)?$", row[0]) else ""
-
-
-def _link(section: Section) -> str:
-    missing = ' class="missing"' if section.is_gap else ""
-    return f'<a href="#{anchor(section.title)}"{missing}>{html.escape(section.title)}</a>'
-
-
-def _seen_from(folder: Path, path: Path) -> str:
-    return Path(os.path.relpath(path, folder)).as_posix()
-
-
-def inline(text: str, tag: str) -> str:
-    """`text` escaped, with `code` marked up, inside a tag."""
-    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return f"<{tag}>{escaped}</{tag.split()[0]}>"
-
-
-def anchor(title: str) -> str:
-    """
-    >>> anchor("Long Range Arena")
-    'long-range-arena'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+            continue
+        raise ValueError(f"{folder}: {wrong}; remove that line of {RECORDS}, or run the job again.")

@@ -1,70 +1,174 @@
-"""The parts of the report, each from the records of its jobs. What no run gave is a named gap."""
+"""The sections of the report as data: tables, pictures and what made them. What no run gave is a named gap."""
 
+import json
+import re
+import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from nystromformer.bench.table import cells, draw_plots, markdown
-from nystromformer.files import write_bytes
-from nystromformer.records import RECORDS, results, table_markdown
-from nystromformer.report import attention_maps, finetune_table, lra_table, pretraining_curves, pretraining_table
-from nystromformer.report.lra_curves import draw_dev_accuracy
-from nystromformer.report.page import Part, Picture, Section, anchor
-from nystromformer.report.provenance import provenance
-
-Record = dict[str, object]
-Build = Callable[[list[Record], Path], Section]
-SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
-"""What must agree for measurements to stand in one table."""
-MOST_CURVES = 6
-SMALLER = (
-    "Presets other than `paper` take fewer steps on smaller data: they compare attentions with one another, not with "
-    "the paper."
+from nystromformer.records import results
+from nystromformer.report.figures import (
+    PRETRAINING_ACCURACIES,
+    Drawing,
+    draw_dev_accuracy,
+    draw_efficiency,
+    draw_pretraining,
+)
+from nystromformer.report.table import Code, Table, Text, is_ours
+from nystromformer.report.tables import (
+    ATTENTION_ERROR,
+    MAIN,
+    PICTURE,
+    TIME_BASELINE,
+    Entries,
+    Entry,
+    attention_error_table,
+    best_results,
+    efficiency_tables,
+    finetune_tables,
+    last_part,
+    lra_tables,
+    measured,
+    measured_lengths,
+    memory_baseline,
+    pretraining_tables,
+    ratio,
 )
 
-
-def all_sections(records: list[Record], figures: Path) -> list[Section]:
-    """Every part, in the order of the page. Figures are written to the folder `figures`."""
-    sections = [
-        section_of(build, [record for record in records if record["job"] == job], figures)
-        for job, build in SECTIONS.items()
-    ]
-    others = other_records(records)
-    return sections if others is None else [*sections, others]
-
-
-def section_of(build: Build, records: list[Record], figures: Path) -> Section:
-    """`ValueError` for a record that lacks a field, with its folder."""
-    try:
-        return build(records, figures)
-    except KeyError as missing:
-        folders = dict.fromkeys(record["folder"] for record in records)
-        if len(folders) == 1:
-            raise ValueError(
-                f"{next(iter(folders))}: a record lacks the field {missing}; remove that line of {RECORDS}, or run "
-                f"the job again."
-            ) from missing
-        for folder in folders:  # one of them raises the error above
-            section_of(build, [record for record in records if record["folder"] == folder], figures)
-        raise
+Record = dict[str, object]
+FOLDER = "folder"
+"""The field that says where a record was found, and so where the files are that it names."""
+MOST_CURVES = 6
+"""More runs than these can't be told apart in one figure."""
+SIGNATURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<"}
+"""How pictures that runs drew begin."""
+LARGEST_PICTURE = 32 * 2**20
+SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
+"""What must agree for measurements to stand in one table."""
+SMALLER = (
+    "Presets other than ",
+    Code("paper"),
+    " take fewer steps on smaller data: they compare attentions with one another, not with the paper.",
+)
+PAPERS_PRETRAINING = (
+    "The paper pretrains BERT-base sizes for 500,000 steps of 256 × 512 tokens, and BERT-small for 100,000."
+)
+ERROR_CAPTION = "‖Ŝ − S‖ / ‖S‖ of attention matrices in the Frobenius norm, mean over the heads of a layer."
 
 
-def efficiency(records: list[Record], figures: Path) -> Section:
+@dataclass(frozen=True)
+class Picture:
+    """A drawing of ours, or a picture that a run drew: its contents by suffix."""
+
+    name: str
+    """A path below the report's folder of figures, without suffix; no text of a record is in it as it stands."""
+    caption: str
+    content: dict[str, bytes]
+    wide: bool = False
+    """Takes a whole row, and is scrolled where the screen is narrower than it can be read."""
+    drawn: bool = True
+    """Drawn here, so that the SVG may be a part of the page itself."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tables, and the pictures that belong to them."""
+
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A figure to see first, and in a few words what it is."""
+
+    figure: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the report. Without parts it is a gap, and says what would fill it."""
+
+    title: str
+    parts: tuple[Part, ...] = ()
+    provenance: tuple[Text, ...] = ()
+    """Lines that say what made the figures: command, seed, budget, machine."""
+    notes: tuple[Text, ...] = ()
+    remedy: str = ""
+    """The command that would fill the gap."""
+    headlines: tuple[Headline, ...] = ()
+
+    @property
+    def is_gap(self) -> bool:
+        return not self.parts
+
+    @property
+    def anchor(self) -> str:
+        return slug(self.title)
+
+
+def all_sections(records: list[Record]) -> list[Section]:
+    """Every section, in the order of the page."""
+    sections = [build([record for record in records if record["job"] == job]) for job, build in SECTIONS.items()]
+    return [*sections, *other_records(records)]
+
+
+def slug(text: str) -> str:
+    """A text as a part of an address or a file's name.
+
+    >>> slug("Long Range Arena"), slug("/../../x")
+    ('long-range-arena', 'x')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80].rstrip("-")
+
+
+def efficiency(records: list[Record]) -> Section:
     title, remedy = "Efficiency", "nystromformer bench --peers --out runs/bench"
-    measured = [r for r in records if r["metric"] in ("time", "peak_memory")]
-    if not measured:
+    found = [r for r in records if r["metric"] in ("time", "peak_memory")]
+    if not found:
         return Section(title, remedy=remedy)
     by_setup: dict[tuple, list[Record]] = defaultdict(list)
-    for record in measured:
-        by_setup[tuple(record.get(name, record["config"].get(name)) for name in SETUP)].append(record)
-    parts = []
-    for setup, found in by_setup.items():
+    for record in found:
+        if record["attention"] != "gemm":  # which has no setup of its own, and counts for all
+            by_setup[tuple(record.get(name, record["config"].get(name)) for name in SETUP)].append(record)
+    products = [record for record in found if record["attention"] == "gemm"]
+    parts, headlines = [], []
+    for number, (setup, own) in enumerate(by_setup.items(), start=1):
         what = setup_text(dict(zip(SETUP, setup, strict=True)))
-        paths = [path for path in draw_plots(cells(found), figures / anchor(what)) if path.suffix == ".svg"]
-        captions = [f"{path.stem.capitalize()} of {what[0].lower()}{what[1:]}, against the length" for path in paths]
-        tables = markdown(found).replace("## ", "#### ")
-        parts.append(Part(f"### {what}\n\n{tables}", tuple(map(Picture, paths, captions))))
-    return Section(title, tuple(parts), provenance(measured))
+        folders = {record[FOLDER] for record in own}
+        own += [record for record in products if record[FOLDER] in folders]
+        entries = measured(own)
+        pictures = tuple(
+            Picture(
+                f"efficiency-{number}/{name}",
+                f"{name.capitalize()} of {what[0].lower()}{what[1:]}, against the length",
+                drawing.render(f"efficiency-{number}-{name}"),
+            )
+            for name, drawing in draw_efficiency(entries).items()
+        )
+        parts.append(Part(tuple(efficiency_tables(own)), pictures, what))
+        headlines += efficiency_headlines(entries) if not headlines else []
+    return Section(title, tuple(parts), provenance(found), headlines=tuple(headlines))
+
+
+def efficiency_headlines(entries: Entries) -> list[Headline]:
+    """Time and memory of our attention at the greatest length at which exact attention was measured, too."""
+    found = []
+    dense = memory_baseline(entries)
+    exact = "exact attention with its matrix" if dense != TIME_BASELINE else "exact attention"
+    for baseline, field, what in ((TIME_BASELINE, "seconds", "exact attention"), (dense, "bytes", exact)):
+        for length in reversed(measured_lengths(entries)):
+            ours, theirs = (getattr(entries.get(name, {}).get(length, Entry()), field) for name in (MAIN, baseline))
+            if times := ratio(theirs, ours):
+                word = {"seconds": ("faster", "slower"), "bytes": ("less memory", "more memory")}[field][times < 1]
+                than = f"{word} than {what} at {length:,} tokens, one call of {MAIN}"
+                found.append(Headline(f"{max(times, 1 / times):,.1f}×", than))
+                break
+    return found
 
 
 def setup_text(setup: dict[str, object]) -> str:
@@ -78,81 +182,132 @@ def setup_text(setup: dict[str, object]) -> str:
     return ", ".join([*parts, "an eighth of it padding"] if setup.get("masked") else parts)
 
 
-def long_range_arena(records: list[Record], figures: Path) -> Section:
+def long_range_arena(records: list[Record]) -> Section:
     title, remedy = "Long Range Arena", "nystromformer lra all --preset mini --out runs/lra"
     found = results(records, "lra")
     if not found:
         return Section(title, remedy=remedy)
-    pictures = lra_pictures(records, found, figures / "lra")
-    parts = (Part(lra_table.lra_tables(found), pictures),)
-    return Section(title, parts, provenance(found), notes=notes_on_presets(found))
+    parts = (Part(tuple(lra_tables(found)), lra_pictures(records, found)),)
+    headlines = accuracy_headlines("of the test examples right", found, lambda record: record["config"]["attention"])
+    return Section(title, parts, provenance(found), notes_on_presets(found), headlines=headlines)
 
 
-def lra_pictures(records: list[Record], finished: list[Record], figures: Path) -> tuple[Picture, ...]:
+def lra_pictures(records: list[Record], finished: list[Record]) -> tuple[Picture, ...]:
     """Curves of the finished runs of each task and preset, where they are few enough to be told apart."""
     place = lambda record: (record["config"]["preset"], record["config"]["task"])
     pictures = []
-    for preset, task in dict.fromkeys(map(place, finished)):
-        folders = {record["folder"] for record in finished if place(record) == (preset, task)}
+    for number, (preset, task) in enumerate(dict.fromkeys(map(place, finished)), start=1):
+        folders = {record[FOLDER] for record in finished if place(record) == (preset, task)}
         if len(folders) <= MOST_CURVES:
-            run = [record for record in records if record["folder"] in folders]
-            _, svg = draw_dev_accuracy(run, task, figures / f"{task}-{preset}")
-            pictures.append(Picture(svg, f"{task}, preset {preset}: accuracy on the dev set while training"))
+            drawing = draw_dev_accuracy([record for record in records if record[FOLDER] in folders], task)
+            caption = f"{task}, preset {preset}: accuracy on the dev set while training"
+            name = f"lra-{number}"
+            pictures.append(Picture(f"{name}/{slug(f'{task}-{preset}') or 'task'}", caption, drawing.render(name)))
     return tuple(pictures)
 
 
-def pretraining(records: list[Record], figures: Path) -> Section:
+def accuracy_headlines(what: str, found: list[Record], attention_of: Callable[[Record], str]) -> tuple[Headline, ...]:
+    """Our best-known attention beside exact attention, over the tasks that both were run on under one preset."""
+    values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in found:
+        values[record["config"]["preset"], record["config"]["task"]][attention_of(record)].append(record["value"])
+    names = sorted({name for by_name in values.values() for name in by_name if is_ours(name)}, key=lambda n: n != MAIN)
+    for name in names:
+        both = {place: each for place, each in values.items() if name in each and TIME_BASELINE in each}
+        if both:
+            preset = next(preset for preset, _ in both)
+            tasks = [task for other, task in both if other == preset]
+            ours, exact = (
+                statistics.mean(statistics.mean(both[preset, task][who]) for task in tasks)
+                for who in (name, TIME_BASELINE)
+            )
+            over = tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
+            return (Headline(f"{ours:.1%}", f"{what} with {name}, {exact:.1%} with exact attention: {over}, {preset}"),)
+    return ()
+
+
+def pretraining(records: list[Record]) -> Section:
     title, remedy = "Pretraining", "nystromformer pretrain --corpus TEXT --tokenizer train --preset mini"
     found = results(records, "pretrain")
-    drawn = [r for r in records if r["metric"] in pretraining_curves.ACCURACIES]
+    drawn = [r for r in records if r["metric"] in PRETRAINING_ACCURACIES]
     if not found and not drawn:
         return Section(title, remedy=remedy)
-    against = {"accuracy_steps": "steps", "accuracy_time": "time"}
-    paths = pretraining_curves.draw_curves(drawn, figures / "pretraining") if drawn else []
+    drawings: dict[str, Drawing] = draw_pretraining(drawn) if drawn else {}
     pictures = tuple(
-        Picture(path, f"Validation accuracy of masked words and sentence order against {against[path.stem]}", wide=True)
-        for path in paths
-        if path.suffix == ".svg"
+        Picture(
+            f"pretraining/{name}",
+            f"Validation accuracy of masked words and sentence order against {name.removeprefix('accuracy_')}",
+            drawing.render(f"pretraining-{name}"),
+            wide=True,
+        )
+        for name, drawing in drawings.items()
     )
-    return Section(
-        title,
-        (Part(pretraining_table.pretraining_table(found), pictures),),
-        provenance(found or drawn[-1:]),
-        notes=(
-            "The paper pretrains BERT-base sizes for 500,000 steps of 256 × 512 tokens, and BERT-small for 100,000.",
-            *notes_on_presets(found),
-        ),
-    )
+    notes = (PAPERS_PRETRAINING, *notes_on_presets(found))
+    return Section(title, (Part(tuple(pretraining_tables(found)), pictures),), provenance(found or drawn[-1:]), notes)
 
 
-def fine_tuning(records: list[Record], figures: Path) -> Section:
+def fine_tuning(records: list[Record]) -> Section:
     title, remedy = "Fine-tuning", "nystromformer finetune sst2 --model MODEL --data GLUE --out runs/finetune"
-    found = finetune_table.best_results(records)
+    found = best_results(records)
     if not found:
         return Section(title, remedy=remedy)
-    tables = finetune_table.finetune_tables(found)
-    return Section(title, (Part(tables),), provenance(found), notes=notes_on_presets(found))
+    headlines = accuracy_headlines("score of the fine-tuned model", found, lambda record: record["config"]["attention"])
+    parts = (Part(tuple(finetune_tables(found))),)
+    return Section(title, parts, provenance(found), notes_on_presets(found), headlines=headlines)
 
 
-def attention_error(records: list[Record], figures: Path) -> Section:
+def attention_error(records: list[Record]) -> Section:
     title, remedy = "Attention maps", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
-    runs = attention_maps.by_run(records)
-    if not runs:
+    runs: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record["metric"] in (ATTENTION_ERROR, PICTURE):
+            runs[json.dumps([record[FOLDER], record["config"]], sort_keys=True)].append(record)
+    parts, shown = [], []
+    for number, run in enumerate(runs.values(), start=1):
+        if any(record["metric"] == ATTENTION_ERROR for record in run):
+            config = run[0]["config"]
+            text = f" on {last_part(config['text'])}" if config.get("text") else ""
+            name = f"{last_part(config.get('model') or 'model')}{text}"
+            parts.append(Part((attention_error_table(run),), run_pictures(run, f"attention-{number}"), name))
+            shown += run
+    if not parts:
         return Section(title, remedy=remedy)
-    parts = []
-    for number, run in enumerate(runs, start=1):
-        name = attention_maps.title_of(run)
-        pictures = []
-        for path, caption in attention_maps.pictures_of(run).items():
-            copy = figures / f"attention-{number}" / path.name
-            write_bytes(copy, path.read_bytes())
-            pictures.append(Picture(copy, caption, wide=True))
-        parts.append(Part(f"### {name}\n\n{attention_maps.error_table(run)}", tuple(pictures)))
-    found = [record for run in runs for record in run]
-    return Section(title, tuple(parts), provenance(found), notes=(attention_maps.CAPTION,))
+    return Section(title, tuple(parts), provenance(shown), (ERROR_CAPTION,))
 
 
-SECTIONS: dict[str, Build] = {
+def run_pictures(run: list[Record], folder: str) -> tuple[Picture, ...]:
+    """The pictures of a run that are still there."""
+    named = {(record[FOLDER], record["value"]): record["caption"] for record in run if record["metric"] == PICTURE}
+    pictures = []
+    for number, ((place, name), caption) in enumerate(named.items(), start=1):
+        content = run_file(Path(place), name)
+        if content is not None:
+            suffix = Path(name).suffix
+            stem = f"{folder}/{number}-{slug(Path(name).stem)}".rstrip("-")
+            pictures.append(Picture(stem, caption, {suffix: content}, wide=True, drawn=False))
+    return tuple(pictures)
+
+
+def run_file(folder: Path, name: str) -> bytes | None:
+    """A picture inside a run's folder; None where it is gone. `ValueError` for anything else that a record may name."""
+    path = folder / name
+    inside = path.parent.resolve().is_relative_to(folder.resolve()) and ".." not in Path(name).parts
+    if Path(name).is_absolute() or not inside or path.is_symlink() or Path(name).suffix not in SIGNATURES:
+        raise ValueError(
+            f"{folder}: a record names the picture {name!r}: must be a PNG or SVG file inside this folder, and no link "
+            f"to one; remove that record."
+        )
+    if not path.exists():
+        return None
+    if not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
+        raise ValueError(f"{path}: must be a picture of at most {LARGEST_PICTURE // 2**20} MB; remove its record.")
+    content = path.read_bytes()
+    if not content.lstrip().startswith(SIGNATURES[path.suffix]):
+        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} picture; run the job again, or remove its record.")
+    return content
+
+
+SECTIONS: dict[str, Callable[[list[Record]], Section]] = {
     "bench": efficiency,
     "lra": long_range_arena,
     "pretrain": pretraining,
@@ -162,22 +317,74 @@ SECTIONS: dict[str, Build] = {
 """By the job whose records each shows."""
 
 
-def other_records(records: list[Record]) -> Section | None:
-    """Names the records that no part of the page shows; None where there are none."""
+def other_records(records: list[Record]) -> list[Section]:
+    """Names the records that no other section shows, where there are any."""
     found: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         if record["job"] not in SECTIONS:
-            found[record["job"], record["folder"]].append(record)
+            found[record["job"], record[FOLDER]].append(record)
     if not found:
-        return None
+        return []
     rows = [
-        [job, folder, len(some), ", ".join(dict.fromkeys(f"{record['metric']}" for record in some))]
+        [job, folder, len(some), ", ".join(dict.fromkeys(record["metric"] for record in some))]
         for (job, folder), some in found.items()
     ]
-    table = table_markdown(["job", "folder", "records", "what they measure"], rows)
+    table = Table(["job", "folder", "records", "what they measure"], rows, words=("folder", "what they measure"))
     everything = [record for some in found.values() for record in some]
-    return Section("Other records", (Part(table),), provenance(everything), notes=("Recorded, but not drawn here.",))
+    notes = ("Recorded, but not drawn here.",)
+    return [Section("Other records", (Part((table,)),), provenance(everything), notes)]
 
 
-def notes_on_presets(found: list[Record]) -> tuple[str, ...]:
+def notes_on_presets(found: list[Record]) -> tuple[Text, ...]:
     return (SMALLER,) if any(record["config"].get("preset") != "paper" for record in found) else ()
+
+
+def provenance(records: Iterable[Record]) -> tuple[Text, ...]:
+    """What made a figure: one line for each command on each machine, with all its seeds and budgets.
+
+    >>> machine = {"processor": "a processor", "cores": 4, "threads": 2}
+    >>> record = {"job": "bench", "command": "bench --seed 3", "seed": 3, "machine": machine, "config": {"budget": 9.0}}
+    >>> provenance([record, record | {"seed": 4}])
+    (('bench --seed 3', ': seeds 3, 4; 9 s of timing per length; a processor, 2 of 4 cores'),)
+    """
+    runs: dict[tuple[str, str, str], tuple[dict[str, None], dict[str, None]]] = {}
+    for record in records:
+        versions = ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items())
+        key = (record.get("command") or record["job"], machine_text(record.get("machine") or {}), versions)
+        seeds, budgets = runs.setdefault(key, ({}, {}))
+        if record.get("seed") is not None:
+            seeds[str(record["seed"])] = None
+        budgets[budget_text(record)] = None
+    lines = []
+    for (command, machine, versions), (seeds, budgets) in runs.items():
+        parts = [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}" if seeds else "no seed", *budgets]
+        lines.append((Code(command), ": " + "; ".join(part for part in [*parts, machine, versions] if part)))
+    return tuple(lines)
+
+
+def budget_text(record: Record) -> str:
+    """What a run was given: steps of so many examples, or seconds of timing.
+
+    >>> budget_text({"step": 600, "config": {"task": "listops", "batch_size": 32, "max_length": 256}})
+    'listops: 600 steps of 32 × 256 tokens'
+    """
+    config = record["config"]
+    task = f"{config['task']}: " if config.get("task") else ""
+    if record.get("step") is not None and config.get("batch_size") is not None:
+        length = f" × {config['max_length']:,} tokens" if config.get("max_length") is not None else ""
+        return f"{task}{record['step']:,} steps of {config['batch_size']}{length}"
+    if config.get("budget") is not None:
+        return f"{config['budget']:g} s of timing per length"
+    if "landmarks" in config and (config.get("examples") or 1) > 1:
+        return f"{config['examples']} examples"
+    return ""
+
+
+def machine_text(machine: dict[str, object]) -> str:
+    """
+    >>> machine_text({"processor": "a processor", "cores": 4, "threads": 2, "gpu": "a GPU"}), machine_text({})
+    ('a GPU, 2 of 4 cores', '')
+    """
+    named = machine.get("gpu") or machine.get("processor") or ""
+    cores = f"{machine['threads']} of {machine['cores']} cores" if {"threads", "cores"} <= machine.keys() else ""
+    return ", ".join(part for part in (named, cores) if part)

@@ -1,22 +1,35 @@
-"""The page's own Markdown and escaping."""
+"""The page's own rendering: data in, escaped HTML and Markdown out."""
 
-from nystromformer.report.page import Part, Section, html_page, markdown_html
+from nystromformer.report.page import html_page, markdown_page
+from nystromformer.report.sections import Part, Section
+from nystromformer.report.table import Code, Table
+
+
+def page_of(table: Table) -> str:
+    return html_page("<b>", ("a < b, ", Code("<c>")), [Section("x", (Part((table,), title="<h>"),))])
 
 
 def test_text_is_escaped():
-    page = html_page("<b>", "a < b", [Section("x", (Part("| <i> |\n|---|\n| & |"),))])
-    assert "<title>&lt;b&gt;</title>" in page
-    assert "&lt;i&gt;" in page
-    assert "<i>" not in page
+    page = page_of(Table(["<i>"], [["&"]], title="<t>", note=("<n>", Code("<k>"))))
+    for text in ("<title>&lt;b&gt;</title>", "&lt;i&gt;", "&amp;", "&lt;t&gt;", "&lt;n&gt;", "<code>&lt;k&gt;</code>"):
+        assert text in page
+    assert not any(f"<{tag}>" in page for tag in ("i", "t", "n", "k", "h", "c"))
 
 
-def test_markdown_tables_become_tables():
-    assert markdown_html("### Head\n\nA `b` c\n\n| a | n |\n|---|---|\n| nystrom-64 | 1 |") == (
-        "<h3>Head</h3>\n<p>A <code>b</code> c</p>\n"
-        '<div class="scroll"><table><thead><tr><th class="words">a</th><th>n</th></tr></thead>'
-        '<tbody><tr class="ours"><td class="words">nystrom-64</td><td>1</td></tr></tbody></table></div>'
+def test_tables_know_their_rows_and_columns():
+    page = page_of(Table(["a", "n", "w"], [["x", 1, "y"], ["nystrom-64", 2, "z"]], highlight={1}, words=("w",)))
+    assert page.count('<tr class="ours">') == 1
+    ours = page[page.index('<tr class="ours">') :]
+    assert ours.startswith('<tr class="ours"><th scope="row">nystrom-64</th><td>2</td><td class="words">z</td></tr>')
+
+
+def test_a_row_is_marked_by_the_table_and_not_by_its_text():
+    assert 'class="ours"' not in page_of(Table(["a"], [["nystrom-64"]]))
+
+
+def test_a_gap_says_the_command_that_fills_it():
+    gap = Section("x", remedy="nystromformer bench")
+    assert '<div class="gap">Not among the given runs. <code>nystromformer bench</code> makes it.</div>' in html_page(
+        "t", "i", [gap]
     )
-
-
-def test_another_packages_row_is_not_marked_as_ours():
-    assert 'class="ours"' not in markdown_html("| a |\n|---|\n| nystrom-attention |")
+    assert "Not among the given runs. `nystromformer bench` makes it." in markdown_page("t", "i", [gap])

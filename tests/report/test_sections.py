@@ -27,7 +27,7 @@ def test_runs_of_every_kind_leave_no_gap(tmp_path, capsys):
     assert headings(page) == SECTIONS
     assert 'class="gap"' not in page
     assert capsys.readouterr().out.strip() == f"Report: {tmp_path / 'report' / 'report.html'}"
-    assert page.count("data:image/svg+xml;base64,") == 5  # time and memory; ListOps; against steps and against time
+    assert page.count("<svg ") == 5  # time and memory; ListOps; against steps and against time
     assert page.count("data:image/png;base64,") == 1
     for found in ("50.0 ms (30.0×) [12.6×]", "36.00 (37.15)", "from scratch, mini", "91.00 (91.40)", "0.300"):
         assert found in page, "a result, beside the paper's where there is one"
@@ -38,7 +38,7 @@ def test_what_no_run_gave_is_a_named_gap(tmp_path, capsys):
     page, text = report(write_bench(tmp_path / "runs" / "bench").parent, out=tmp_path / "report")
     assert headings(page) == SECTIONS
     assert page.count('class="gap"') == 4
-    assert page.count("<img") == 2, "no figure without a run"
+    assert page.count("<figure") == 2, "no figure without a run"
     for command in ("lra all --preset mini", "pretrain --corpus", "finetune sst2", "attention-map --model"):
         assert f"nystromformer {command}" in page
         assert f"nystromformer {command}" in text
@@ -53,7 +53,7 @@ def test_figures_say_what_made_them(tmp_path):
     for made in (
         record["command"],
         "seed 3",
-        "9 s of timing a length",
+        "9 s of timing per length",
         machine["processor"],
         record["versions"]["torch"],
     ):
@@ -63,7 +63,7 @@ def test_figures_say_what_made_them(tmp_path):
 
 def test_nothing_is_fetched_from_elsewhere(tmp_path):
     page, _ = report(write_all(tmp_path / "runs"), out=tmp_path / "report")
-    addresses = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
+    addresses = re.findall(r"""\b(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
     assert addresses
     assert {re.match(r"#|data:", address) is not None for address in addresses} == {True}
 
@@ -101,14 +101,15 @@ def test_exact_attention_comes_first_and_small_presets_are_not_the_papers(tmp_pa
 def test_curves_are_drawn_where_they_can_be_told_apart(number, drawn, tmp_path):
     runs = [write_lra(tmp_path / f"{seed}", seed=seed) for seed in range(number)]
     page, text = report(*runs, out=tmp_path / "report")
-    assert page.count("<img") == drawn
+    assert page.count("<figure") == drawn
     assert "36.00 ± 0.00 (37.15)" in text
 
 
 def test_a_pretraining_run_under_way_has_curves_and_no_row(tmp_path):
     page, text = report(write_pretraining(tmp_path / "run", end=False), out=tmp_path / "report")
-    assert page.count("data:image/svg+xml;base64,") == 2
+    assert page.count("<svg ") == 2
     assert "No finished run." in text
+    assert "No finished run." in page
 
 
 def test_attention_errors_are_means_over_heads(tmp_path):
@@ -129,8 +130,6 @@ def test_records_that_no_section_shows_are_named(tmp_path):
     recorder = Recorder(tmp_path / "runs" / "study", job="study-of-mine", config={"any": "thing"})
     recorder.record("cosine", {"mean": 0.5, "least": 0.1})
     recorder.record("worst case", None)
-    with open(tmp_path / "runs" / "study" / "records.jsonl", "a") as file:
-        file.write('[1, 2]\n{"of": "another program"}\n')
     page, text = report(tmp_path / "runs", out=tmp_path / "report")
     assert headings(page) == [*SECTIONS, "Other records"]
     assert f"| study-of-mine | {tmp_path / 'runs' / 'study'} | 2 | cosine, worst case |" in text

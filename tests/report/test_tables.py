@@ -1,16 +1,21 @@
-"""The table's arithmetic on known records."""
+"""Tables from records: the arithmetic of efficiency, what was spent on pretraining, and rows that are ours."""
 
 import pytest
+from report_runs import write_lra, write_pretraining
 
-from nystromformer.bench.table import (
+from nystromformer.records import read_records
+from nystromformer.report.table import tables_markdown
+from nystromformer.report.tables import (
     LIMIT,
     Entry,
-    cells,
-    markdown,
+    efficiency_tables,
+    lra_tables,
+    measured,
     memory_text,
     nystrom_flops,
     paper_ratio,
     peer_rows,
+    pretraining_tables,
     ratio,
     time_text,
 )
@@ -42,7 +47,7 @@ RECORDS = [
 
 
 def test_ratios_are_to_the_baselines_with_the_papers_beside():
-    table = cells(RECORDS)
+    table = measured(RECORDS)
     assert time_text(table, "nystrom-64", 8192) == "50.0 ms (30.0×) [12.6×]"
     assert memory_text(table, "nystrom-64", 8192) == "50 MB (160.0×) [22.7×]"
     assert memory_text(table, "linear", 8192) == "out of memory"
@@ -51,18 +56,18 @@ def test_ratios_are_to_the_baselines_with_the_papers_beside():
 
 
 def test_memory_is_compared_with_the_fused_kernel_where_dense_was_not_run():
-    table = cells([r for r in RECORDS if r["attention"] != "dense"])
+    table = measured([r for r in RECORDS if r["attention"] != "dense"])
     assert memory_text(table, "nystrom-64", 8192) == "50 MB (0.5×) [22.7×]"
 
 
 def test_the_limit_is_the_arithmetic_at_the_speed_of_the_product():
-    seconds = cells(RECORDS)[LIMIT][8192].seconds
+    seconds = measured(RECORDS)[LIMIT][8192].seconds
     assert seconds == pytest.approx(nystrom_flops(SHARED) / 1e9 * 0.1)
-    assert LIMIT not in cells([r | {"backward": True} for r in RECORDS])
+    assert LIMIT not in measured([r | {"backward": True} for r in RECORDS])
 
 
 def test_peers_are_compared_by_time_and_memory():
-    assert peer_rows(cells(RECORDS)) == [["transformers", "2.5× time, 4.0× memory"]]
+    assert peer_rows(measured(RECORDS)) == [["transformers", "2.5× time, 4.0× memory"]]
 
 
 def test_missing_values_have_no_ratio():
@@ -75,11 +80,35 @@ def test_missing_values_have_no_ratio():
 
 
 def test_markdown_holds_every_cell():
-    text = markdown(RECORDS)
+    text = tables_markdown(efficiency_tables(RECORDS))
     assert "| nystrom-64 | 50.0 ms (30.0×) [12.6×] |" in text
     assert "| linear | out of memory |" in text
     assert "| transformers | 2.5× time, 4.0× memory |" in text
 
 
 def test_the_newest_record_of_a_cell_counts():
-    assert cells([*RECORDS, timed("standard", 3.0)])["standard"][8192].seconds == 3.0
+    assert measured([*RECORDS, timed("standard", 3.0)])["standard"][8192].seconds == 3.0
+
+
+def test_our_rows_are_highlighted_and_other_packages_are_not():
+    time, memory, peers = efficiency_tables([*RECORDS, peaked("nystrom-local", 10), peaked("nystrom-attention", 10)])
+    assert [time.rows[place][0] for place in sorted(time.highlight)] == ["nystrom-64", "nystrom-local"]
+    assert time.highlight == memory.highlight
+    assert not peers.highlight
+    assert [row[0] for row in peers.rows] == ["nystrom-attention", "transformers"]
+
+
+def test_tasks_that_the_paper_does_not_have_come_last(tmp_path):
+    runs = [write_lra(tmp_path / task, task=task) for task in ("of-mine", "text", "listops")]
+    accuracies, what_was_run = lra_tables(read_records(*runs))
+    assert accuracies.header == ("attention", "listops", "text", "of-mine", "average")
+    assert [row[0] for row in what_was_run.rows] == ["listops", "text", "of-mine"]
+
+
+def test_pretraining_shows_what_was_spent(tmp_path):
+    runs = [write_pretraining(tmp_path / "a"), write_pretraining(tmp_path / "b", end=False)]
+    (table,) = pretraining_tables(read_records(*runs))
+    (row,) = table.rows  # a run that is not finished has none
+    assert row[1:6] == ("from scratch, mini", "20.0%", "70.0%", "20", "16 × 512")
+    assert row[6:] == ("2.00 M", "20.0 min", "1,667", "10.0 M")
+    assert pretraining_tables([]) == []

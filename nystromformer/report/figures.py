@@ -1,0 +1,314 @@
+"""The figures there are, from records alone: Matplotlib's, whose points say their values where a pointer rests on them.
+
+The same records give the same bytes. A drawing is a PNG for places that show nothing else, and an SVG whose ink is the
+colour of the text around it, so that one drawing serves light and dark pages.
+"""
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, PercentFormatter
+
+from nystromformer.files import write_bytes
+from nystromformer.paper import LRA, paper_row
+from nystromformer.records import RESULTS
+from nystromformer.report.table import exact_first, is_ours, printable, with_published
+from nystromformer.report.tables import LIMIT, Entries, Entry, last_part, measured_lengths
+
+INK = "#1b2027"
+STYLE = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 10.5,
+    "text.parse_math": False,  # a name with dollar signs is no formula
+    "svg.fonttype": "none",  # words stay words: they can be found, read aloud and copied
+}
+COLOURS = ("#1f83b4", "#d1622b", "#2f9e6e", "#b05cc6", "#b58900", "#c94f7c", "#5b7fe0", "#8a6d3b", "#00979d", "#808a94")
+"""Can be told apart on white and on black, by most eyes."""
+EXACT_COLOUR = "#808a94"
+DEV_ACCURACY = "dev_accuracy"
+PRETRAINING_ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
+CHANCE = {"dev_sop_accuracy": 0.5}
+TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
+"""Settings that tell pretraining runs of one attention from one another, where they differ."""
+UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
+SVG = "http://www.w3.org/2000/svg"
+LINK = "{http://www.w3.org/1999/xlink}href"
+Record = dict[str, object]
+Point = dict[str, float]
+
+
+@dataclass
+class Drawing:
+    """A figure, and for each of its lines what the points say."""
+
+    figure: Figure
+    tips: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def panels(cls, number: int, size: tuple[float, float]) -> tuple["Drawing", list[Axes]]:
+        figure, axes = pyplot.subplots(1, number, figsize=size, layout="constrained", squeeze=False)
+        return cls(figure), list(axes[0])
+
+    def line(self, axes: Axes, points: Iterable[tuple[float, float, str]], label: str | None, **style: object) -> None:
+        """A curve with a marker at each point (x, y, what it says); points that have no place are left out."""
+        points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+        if points:
+            xs, ys, tips = zip(*points, strict=True)
+            name = f"line-{len(self.tips)}"
+            # a label that starts with an underscore would be left out of the legend
+            shown = None if label is None else "\u200b" + label if label.startswith("_") else label
+            axes.plot(xs, ys, label=shown, gid=name, **{"marker": ".", **style})
+            self.tips[name] = list(map(printable, tips))
+
+    def render(self, salt: str) -> dict[str, bytes]:
+        """PNG and SVG by suffix. The figure is closed."""
+        content = {}
+        with pyplot.rc_context({**STYLE, "svg.hashsalt": salt}):
+            for suffix, options in (
+                (".png", {"dpi": 150}),
+                (".svg", {"metadata": {"Date": None}, "transparent": True}),
+            ):
+                file = io.BytesIO()
+                self.figure.savefig(file, format=suffix[1:], **options)
+                content[suffix] = file.getvalue()
+        pyplot.close(self.figure)
+        return content | {".svg": _with_tips(content[".svg"], self.tips, salt)}
+
+    def save(self, path: Path) -> list[Path]:
+        """Write `path`.png and `path`.svg; returns both paths."""
+        content = self.render(path.name)
+        for suffix, written in content.items():
+            write_bytes(path.with_suffix(suffix), written)
+        return [path.with_suffix(suffix) for suffix in content]
+
+
+def _with_tips(svg: bytes, tips: dict[str, list[str]], salt: str) -> bytes:
+    """Matplotlib's SVG with a title in each marker, ink of the surrounding colour, and names that no other one has."""
+    root = ElementTree.fromstring(svg)
+    parents = {child: parent for parent in root.iter() for child in parent}
+    for name, texts in tips.items():
+        line = next(element for element in root.iter() if element.get("id") == name)
+        for marker, text in zip(line.iter(f"{{{SVG}}}use"), texts, strict=True):
+            marker.set("class", "point")
+            ElementTree.SubElement(marker, f"{{{SVG}}}title").text = text
+    for element in list(root.iter()):
+        if element.tag == f"{{{SVG}}}metadata":
+            parents[element].remove(element)
+        if "style" in element.attrib:
+            element.set("style", element.get("style").replace(INK, "currentColor"))
+        for name in ("id", LINK, "clip-path"):
+            if name in element.attrib:
+                element.set(name, _renamed(element.get(name), salt))
+    for name in ("width", "height"):  # the page decides; the view box keeps the shape
+        root.attrib.pop(name, None)
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", LINK[1:].partition("}")[0])
+    return ElementTree.tostring(root, encoding="utf-8")
+
+
+def _renamed(reference: str, salt: str) -> str:
+    """
+    >>> _renamed("url(#p1)", "time"), _renamed("#m2", "time"), _renamed("line-1", "time")
+    ('url(#time-p1)', '#time-m2', 'time-line-1')
+    """
+    if "#" in reference:
+        return reference.replace("#", f"#{salt}-", 1)
+    return f"{salt}-{reference}"
+
+
+def colour_of(name: str, place: int) -> str:
+    """Exact attention is grey in every figure."""
+    return EXACT_COLOUR if name == "standard" else COLOURS[place % len(COLOURS)]
+
+
+def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
+    """`time` and `memory` against the length."""
+    milliseconds = lambda entry: None if entry.seconds is None else entry.seconds * 1e3
+    megabytes = lambda entry: None if entry.bytes is None else entry.bytes / 1e6
+    return {
+        "time": _draw_efficiency(entries, "time of one call (ms)", "ms", milliseconds),
+        "memory": _draw_efficiency(entries, "peak memory of one call (MB)", "MB", megabytes),
+    }
+
+
+@pyplot.rc_context(STYLE)
+def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[Entry], float | None]) -> Drawing:
+    drawing, (axes,) = Drawing.panels(1, (6.0, 4.9))
+    lengths = measured_lengths(entries)
+    for place, (name, by_length) in enumerate(entries.items()):
+        found = [(n, value(by_length[n])) for n in lengths if n in by_length]
+        points = [(n, y, f"{name}, n = {n:,}: {y:,.4g} {unit}") for n, y in found if y]
+        ours = is_ours(name)
+        drawing.line(
+            axes,
+            points,
+            name,
+            color=colour_of(name, place),
+            marker="o" if ours else ".",
+            linewidth=2.4 if ours else 1.2,
+            linestyle=":" if name == LIMIT else "-",
+            zorder=3 if ours else 2,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=0 if len(lengths) < 8 else 45)
+    axes.yaxis.set_major_locator(LogLocator(base=10))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+    axes.set(xlabel="sequence length n", ylabel=label)
+    axes.grid(which="major", alpha=0.3)
+    drawing.figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
+    return drawing
+
+
+@pyplot.rc_context(STYLE)
+def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
+    """Accuracy on a task of Long Range Arena while training: a curve for each attention and seed, what was tested as a
+    dot at its step, and the paper's results as lines."""
+    found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
+    drawing, (axes,) = Drawing.panels(1, (8, 4.6))
+    for place, attention in enumerate(
+        exact_first(r["config"]["attention"] for r in found if r["metric"] == DEV_ACCURACY)
+    ):
+        style = {"color": colour_of(attention, place), "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
+        runs = _seeds_of(found, attention)
+        tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
+        published = paper_row(LRA, attention).get(task)
+        label = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
+        if len(runs) > 1:
+            label += f", {len(runs)} seeds"
+        for run in runs:
+            points = [(r["step"], r["value"], _tip(r, "dev set")) for r in run if r["metric"] == DEV_ACCURACY]
+            drawing.line(axes, points, label, linewidth=1, alpha=0.7, markersize=4, **style)
+            label = None  # one entry of the legend for all seeds
+        for r in tested:
+            drawing.line(axes, [(r["best_step"], r["value"], _tip(r, "test set"))], None, **style | {"marker": "o"})
+        if published is not None:
+            axes.axhline(published / 100, color=style["color"], linestyle="--", linewidth=1)
+    shares = {record["majority"] for record in found if "majority" in record}
+    if len(shares) == 1:  # all were tested on the same examples
+        axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
+    axes.set(xlabel="steps", ylabel="accuracy on the dev set")
+    _count_steps_and_percent(axes)
+    title = "test in percent, at the dots\n(the paper's, dashed)"
+    drawing.figure.legend(
+        loc="outside right upper", frameon=False, fontsize=9, title=title, title_fontsize=9, alignment="left"
+    )
+    return drawing
+
+
+def _tip(record: Record, part: str) -> str:
+    where = f"{record['config']['attention']}, seed {record['seed']}, step {record.get('best_step', record['step']):,}"
+    return f"{where}: {record['value']:.2%} on the {part}"
+
+
+def _seeds_of(found: list[Record], attention: str) -> list[list[Record]]:
+    """The records of an attention, seed by seed, as far as there are points to draw."""
+    own = [record for record in found if record["config"]["attention"] == attention]
+    evaluated = dict.fromkeys(record["seed"] for record in own if record["metric"] == DEV_ACCURACY)
+    return [[record for record in own if record["seed"] == seed] for seed in evaluated]
+
+
+@dataclass(frozen=True)
+class PretrainingRun:
+    """The validation accuracies of one run, step by step."""
+
+    label: str
+    points: dict[str, list[Point]]
+    """For each accuracy: its value, step, seconds and tokens."""
+
+
+def pretraining_runs(records: Iterable[Record]) -> list[PretrainingRun]:
+    """The pretraining runs among some records, told apart by their configuration."""
+    by_config: dict[str, list[Record]] = {}
+    for record in records:
+        if record["job"] == "pretrain" and record["metric"] in PRETRAINING_ACCURACIES:
+            by_config.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
+    labels = _labels([found[0]["config"] for found in by_config.values()])
+    return [PretrainingRun(label, _points(found)) for label, found in zip(labels, by_config.values(), strict=True)]
+
+
+def _labels(configs: list[Record]) -> list[str]:
+    names = [config["attention"] + _start(config, configs) for config in configs]
+    labels = []
+    for name, config in zip(names, configs, strict=True):
+        alike = [other for other_name, other in zip(names, configs, strict=True) if other_name == name]
+        telling = [each for each in TELLING if len({str(other.get(each)) for other in alike}) > 1]
+        labels.append(", ".join([name, *(f"{each.replace('_', ' ')} {config.get(each)}" for each in telling)]))
+    return labels
+
+
+def _start(config: Record, configs: list[Record]) -> str:
+    """Where a run's weights come from; said of random ones only beside a run of the same attention that has others."""
+    if config["from"] is not None:
+        return f", from {last_part(config['from'])}"
+    beside = any(other["from"] is not None and other["attention"] == config["attention"] for other in configs)
+    return ", from scratch" if beside else ""
+
+
+def _points(records: list[Record]) -> dict[str, list[Point]]:
+    names = ("value", "step", "seconds", "tokens")
+    return {
+        metric: [{name: record[name] for name in names} for record in records if record["metric"] == metric]
+        for metric in PRETRAINING_ACCURACIES
+    }
+
+
+def draw_pretraining(records: Iterable[Record]) -> dict[str, Drawing]:
+    """`accuracy_steps` and `accuracy_time`, the paper's two figures, with all runs in each."""
+    runs = pretraining_runs(records)
+    longest = max((point["seconds"] for run in runs for points in run.points.values() for point in points), default=0.0)
+    unit = next((unit for unit, seconds in UNITS.items() if longest > 2 * seconds), "seconds")
+    return {
+        "accuracy_steps": _draw_pretraining(runs, "steps", lambda point: point["step"]),
+        "accuracy_time": _draw_pretraining(runs, f"{unit} of training", lambda point: point["seconds"] / UNITS[unit]),
+    }
+
+
+@pyplot.rc_context(STYLE)
+def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callable[[Point], float]) -> Drawing:
+    drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES), (10, 4.2))
+    for axes, (metric, title) in zip(panels, PRETRAINING_ACCURACIES.items(), strict=True):
+        for number, run in enumerate(runs):
+            points = [
+                (place(p), p["value"], f"{run.label}, {place(p):,.4g} {label}: {p['value']:.2%}")
+                for p in run.points[metric]
+            ]
+            drawing.line(axes, points, run.label, color=colour_of(run.label, number))
+        if metric in CHANCE:
+            _mark_chance(axes, CHANCE[metric])
+        axes.set_title(f"{title}, validation accuracy", fontsize=11)
+        axes.set_xlabel(label)
+        _count_steps_and_percent(axes)
+    panels[0].legend(frameon=False, fontsize=9)
+    return drawing
+
+
+def _count_steps_and_percent(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(alpha=0.3)
+
+
+def _mark_chance(axes: Axes, chance: float) -> None:
+    """A line, and at least ten points around it: so noise does not look like a difference."""
+    axes.axhline(chance, color="0.5", linestyle="--", linewidth=1, zorder=0)
+    axes.annotate("chance", (1, chance), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.5")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, chance - 0.1), max(high, chance + 0.1))

@@ -1,0 +1,390 @@
+"""The tables there are, from records alone: efficiency, Long Range Arena, fine-tuning, pretraining, attention maps."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from nystromformer.paper import DENSE, EFFICIENCY, FINETUNING_EPOCHS, GLUE, LRA, PEERS, paper_row
+from nystromformer.records import results
+from nystromformer.report.table import MISSING, Code, Table, exact_first, is_ours, with_published
+
+MAIN = "nystrom-64"
+"""The attention that is compared with other packages', and whose limit is shown."""
+TIME_BASELINE = "standard"
+"""Exact attention by PyTorch's fused kernel: the fastest that people would use instead."""
+LIMIT = "GEMM-bound limit"
+LRA_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+GLUE_TASKS = ("sst2", "mrpc", "qnli", "qqp", "mnli", "mnli-mm", "imdb", "cola", "rte", "stsb", "wnli", "custom")
+"""In the order of the paper's tables; what it does not have comes last."""
+PAPER_LENGTH = 512
+"""Fine-tuning at most as long stands in the task's own column; longer inputs have a column for their length."""
+SCORES = {"f1": "F1", "accuracy": "accuracy", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
+ATTENTION_ERROR, PICTURE = "matrix_error", "picture"
+Record = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured of one attention at one length; None where it was not, with the reason."""
+
+    seconds: float | None = None
+    minimum: float | None = None
+    bytes: int | None = None
+    reason: str = "not run"
+
+
+Entries = dict[str, dict[int, Entry]]
+"""By attention, then length."""
+
+
+def measured(records: Iterable[Record]) -> Entries:
+    """The newest measurement of each attention and length, in the order of the records, and the limit of `MAIN`."""
+    found: Entries = defaultdict(lambda: defaultdict(Entry))
+    work: dict[int, int] = {}
+    speed: dict[int, float] = {}  # seconds per operation of a large matrix product
+    for record in records:
+        attention, length = record["attention"], record["length"]
+        if attention == "gemm":
+            speed[length] = record["minimum"] / record["flops"]
+        elif record["metric"] == "time":
+            times = {"seconds": record["value"], "minimum": record["minimum"]}
+            found[attention][length] = replace(found[attention][length], **times)
+            if attention == MAIN and not record["backward"]:
+                work[length] = nystrom_flops(record)
+        else:
+            memory = {"bytes": record["value"], "reason": record["skipped"] or record["failure"]}
+            found[attention][length] = replace(found[attention][length], **memory)
+    limits = {n: Entry(speed[n] * work[n], speed[n] * work[n], reason=MISSING) for n in work if n in speed}
+    entries = {name: dict(by_length) for name, by_length in found.items()}
+    return entries | ({LIMIT: limits} if limits else {})
+
+
+def nystrom_flops(details: Record, landmarks: int = 64, kernel: int = 33, iterations: int = 6) -> int:
+    """Multiply-adds of Nyström attention, forward, times two: four products with n and m, the pseudoinverse, the
+    convolution.
+
+    >>> nystrom_flops({"batch": 1, "heads": 12, "head_dim": 64, "length": 8192}) / 1e9
+    3.800039424
+    """
+    b, h, d, n, m = details["batch"], details["heads"], details["head_dim"], details["length"], landmarks
+    products, inverse, convolution = 4 * n * m * d, (4 * iterations + 1) * m**3 + m * m * d, n * kernel * d
+    return 2 * b * h * (products + inverse + convolution)
+
+
+def measured_lengths(entries: Entries) -> list[int]:
+    return sorted({length for by_length in entries.values() for length in by_length})
+
+
+def ratio(baseline: float | None, value: float | None) -> float | None:
+    """How many times less `value` is than `baseline`; None where one is missing."""
+    return baseline / value if baseline and value else None
+
+
+def paper_ratio(attention: str, length: int, column: int) -> float | None:
+    """The paper's own ratio to standard attention; column 0 is memory, 1 is time."""
+    if attention not in EFFICIENCY or length not in EFFICIENCY[attention]:
+        return None
+    return EFFICIENCY["standard"][length][column] / EFFICIENCY[attention][length][column]
+
+
+def time_text(entries: Entries, attention: str, length: int) -> str:
+    entry = entries[attention].get(length, Entry())
+    if entry.seconds is None:
+        return entry.reason or "not run"
+    base = entries.get(TIME_BASELINE, {}).get(length, Entry()).seconds
+    return f"{entry.seconds * 1e3:,.1f} ms" + _ratios(ratio(base, entry.seconds), paper_ratio(attention, length, 1))
+
+
+def memory_text(entries: Entries, attention: str, length: int) -> str:
+    entry = entries[attention].get(length, Entry())
+    if entry.bytes is None:
+        return entry.reason or "not run"
+    base = entries.get(memory_baseline(entries), {}).get(length, Entry()).bytes
+    return f"{entry.bytes / 1e6:,.0f} MB" + _ratios(ratio(base, entry.bytes), paper_ratio(attention, length, 0))
+
+
+def memory_baseline(entries: Entries) -> str:
+    """Exact attention with its matrix in memory, as the paper measured it; the fused kernel where that was not run."""
+    return DENSE if DENSE in entries else "standard"
+
+
+def _ratios(ours: float | None, papers: float | None) -> str:
+    return (f" ({ours:.1f}×)" if ours else "") + (f" [{papers:.1f}×]" if papers else "")
+
+
+def peer_rows(entries: Entries) -> list[list[str]]:
+    """How many times faster, and with how many times less memory, `MAIN` does the same work as each peer."""
+    rows = []
+    for peer in (name for name in PEERS if name in entries):
+        row = [peer]
+        for n in measured_lengths(entries):
+            ours, theirs = entries.get(MAIN, {}).get(n, Entry()), entries[peer].get(n, Entry())
+            time, memory = ratio(theirs.seconds, ours.seconds), ratio(theirs.bytes, ours.bytes)
+            row.append(f"{time:.1f}× time, {memory:.1f}× memory" if time and memory else MISSING)
+        rows.append(row)
+    return rows
+
+
+def efficiency_tables(records: Iterable[Record]) -> list[Table]:
+    """Time, memory, and how we compare with other packages: attentions × lengths."""
+    entries = measured(records)
+    lengths, paper = measured_lengths(entries), ", [×] the paper's own ratio."
+    header = ["attention", *(f"n = {n:,}" for n in lengths)]
+    times = ("Median of interleaved repeats; (×) faster than ", Code(TIME_BASELINE), paper)
+    if LIMIT in entries:
+        times += (f" {LIMIT}: the operation's arithmetic at the speed of a large matrix product in the same run.",)
+    peaks = ("Peak of one call above its inputs; (×) less than ", Code(memory_baseline(entries)), paper)
+    tables = []
+    for title, text, note in (("Time", time_text, times), ("Peak memory", memory_text, peaks)):
+        names = [name for name in entries if name != LIMIT or text is time_text]
+        rows = [[name, *(text(entries, name, n) for n in lengths)] for name in names]
+        highlight = {place for place, name in enumerate(names) if is_ours(name)}
+        tables.append(Table(header, rows, highlight, title=title, note=note))
+    if peers := peer_rows(entries):
+        tables.append(Table(header, peers, title=(Code(MAIN), " against the same work elsewhere")))
+    return tables
+
+
+def lra_tables(records: Iterable[Record]) -> list[Table]:
+    """Two for each preset, so that a reduced run is never mistaken for the full one: accuracies, and what was run."""
+    by_preset: dict[str, list[Record]] = defaultdict(list)
+    for record in results(records, "lra"):
+        by_preset[record["config"]["preset"]].append(record)
+    return [
+        table for preset, found in by_preset.items() for table in (_lra_accuracies(found, preset), _lra_runs(found))
+    ]
+
+
+def _lra_accuracies(found: list[Record], preset: str) -> Table:
+    """Attentions × tasks. With several seeds: mean ± standard deviation."""
+    tasks = sorted({record["config"]["task"] for record in found}, key=lra_place)
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    shares: dict[str, list[float]] = defaultdict(list)
+    for record in found:
+        cells[record["config"]["attention"], record["config"]["task"]].append(100 * record["value"])
+        shares[record["config"]["task"]].append(100 * record["majority"])
+    rows, highlight = [], set()
+    for attention in exact_first(attention for attention, _ in cells):
+        if is_ours(attention):
+            highlight.add(len(rows))
+        published = paper_row(LRA, attention)
+        row = [with_published(cells.get((attention, task), []), published.get(task)) for task in tasks]
+        whole = [statistics.mean(cells[attention, task]) for task in LRA_TASKS if (attention, task) in cells]
+        average = f"{statistics.mean(whole):.2f}" if len(whole) == len(LRA_TASKS) else MISSING
+        rows.append([attention, *row, average + (f" ({statistics.mean(published.values()):.2f})" if published else "")])
+    rows.append(["most frequent class", *(f"{statistics.mean(shares[task]):.2f}" for task in tasks), ""])
+    title = ("Preset ", Code(preset), ": accuracy in percent, ours (the paper's)")
+    return Table(["attention", *tasks, "average"], rows, highlight, title=title)
+
+
+def _lra_runs(found: list[Record]) -> Table:
+    """Steps, examples and departures of the runs; one row for all runs of a task that are alike."""
+    runs: dict[tuple, list[Record]] = defaultdict(list)
+    for record in found:
+        config = record["config"]
+        departures = [f"legacy {name}" for name in config["legacy"]] + _settings(config)
+        key = (
+            config["task"],
+            f"{record['step']:,}",
+            config["batch_size"],
+            f"{record['examples_seen']:,}",
+            f"{record['train_examples']:,}",
+            f"{record['test_examples']:,}",
+            config["max_length"],
+            ", ".join(departures) or MISSING,
+        )
+        runs[key].append(record)
+    rows = [
+        [*key, ", ".join(exact_first(record["config"]["attention"] for record in alike)), _seeds(alike)]
+        for key, alike in sorted(runs.items(), key=lambda item: lra_place(item[0][0]))
+    ]
+    header = ["task", "steps", "batch", "examples seen", "train", "test", "length", "departures", "attentions", "seeds"]
+    return Table(header, rows, words=("departures", "attentions"), title="What was run")
+
+
+def lra_place(task: str) -> tuple[int, str]:
+    """To sort by."""
+    return (LRA_TASKS.index(task) if task in LRA_TASKS else len(LRA_TASKS)), task
+
+
+def best_results(records: Iterable[Record]) -> list[Record]:
+    """The results of finished fine-tuning runs. Of a search, the best on the development part alone."""
+    found = results(records, "finetune")
+    best: dict[tuple, Record] = {}
+    for record in found:
+        config = record["config"]
+        if config["search"]:
+            key = (config["model"], config["preset"], _column(config), variant(config), record["seed"])
+            if key not in best or record["dev_score"] > best[key]["dev_score"]:
+                best[key] = record
+    return [record for record in found if not record["config"]["search"]] + list(best.values())
+
+
+def finetune_tables(records: Iterable[Record]) -> list[Table]:
+    """Two for each preset and model, so that a reduced run is never mistaken for the full one: scores, what was run."""
+    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in best_results(records):
+        groups[record["config"]["preset"], record["config"]["model"]].append(record)
+    return [
+        table
+        for (preset, model), found in groups.items()
+        for table in (_finetune_scores(found, preset, model), _finetune_runs(found))
+    ]
+
+
+def is_shortened(record: Record) -> bool:
+    """Whether a run named after the paper had fewer steps or fewer examples than the paper's."""
+    config = record["config"]
+    fewer = "steps" in config or config["epochs"] < FINETUNING_EPOCHS or "train_examples" in config
+    return config["preset"] == "paper" and fewer
+
+
+def _finetune_scores(found: list[Record], preset: str, model: str) -> Table:
+    """Attentions × tasks, with and without a convolution apart. With several seeds: mean ± standard deviation."""
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    titles: dict[str, str] = {}
+    attentions: dict[str, str] = {}
+    for record in found:
+        name = variant(record["config"])
+        attentions[name] = record["config"]["attention"]
+        for column, title, value in _finetune_columns(record):
+            cells[name, column].append(100 * value)
+            titles[column] = title
+    columns = sorted(titles, key=_finetune_place)
+    rows, names = [], exact_first(attentions)
+    for name in names:
+        published = paper_row(GLUE, attentions[name])
+        row = [with_published(cells.get((name, column), []), published.get(column)) for column in columns]
+        rows.append([name, *row])
+    highlight = {place for place, name in enumerate(names) if is_ours(attentions[name])}
+    less = " with less training than the paper's (below)" if any(map(is_shortened, found)) else ""
+    scored = f"{less}: scores in percent, ours (the paper's, of BERT-base models)"
+    title = (Code(model), ", preset ", Code(preset), scored)
+    return Table(["attention", *(titles[column] for column in columns)], rows, highlight, title=title)
+
+
+def variant(config: dict[str, object]) -> str:
+    """The attention as it stands in tables. Older records, which say nothing of a convolution, had none.
+
+    >>> variant({"attention": "nystrom-64", "conv_kernel_size": 33}), variant({"attention": "nystrom-64"})
+    ('nystrom-64 + conv 33', 'nystrom-64')
+    """
+    size = config.get("conv_kernel_size")
+    return config["attention"] + (f" + conv {size}" if size else "")
+
+
+def _finetune_columns(record: Record) -> list[tuple[str, str, float]]:
+    """(column, title, value) of a run: one, or two for MNLI."""
+    column, name = _column(record["config"]), SCORES.get(record["name"], record["name"])
+    if record["config"]["task"] != "mnli":
+        return [(column, f"{column} {name}", record["value"])]
+    other = record["scores"].get("dev_mismatched", {}).get(record["name"], math.nan)
+    return [(column, f"{column} {name}", record["value"]), ("mnli-mm", f"mnli-mm {name}", other)]
+
+
+def _finetune_runs(found: list[Record]) -> Table:
+    """Examples, steps, settings and further scores; one row for all runs of a task that are alike."""
+    runs: dict[tuple, list[Record]] = defaultdict(list)
+    for record in found:
+        config = record["config"]
+        key = (
+            _column(config),
+            variant(config),
+            f"{record['parameters']:,}" if "parameters" in record else MISSING,
+            f"{record['train_examples']:,}",
+            f"{record['scored_examples'].get(record['part'], 0):,} ({record['part']})",
+            f"{record['step']:,}",
+            config["batch_size"],
+            f"{config['learning_rate']:g}" + (" (best of a search)" if config["search"] else ""),
+            config["max_length"],
+            f"{record['mean_length']:g}",
+            ", ".join(_settings(config)) or MISSING,
+        )
+        runs[key].append(record)
+    rows = [
+        [*key, _further_scores(alike), _seeds(alike)]
+        for key, alike in sorted(runs.items(), key=lambda item: _finetune_place(item[0][0]))
+    ]
+    header = ["task", "attention", "parameters", "train", "scored", "steps", "batch", "learning rate", "length"]
+    header += ["mean length", "settings", "further scores", "seeds"]
+    return Table(header, rows, words=("attention", "settings", "further scores"), title="What was run")
+
+
+def _further_scores(alike: list[Record]) -> str:
+    """Means of all scores that are not the table's own."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for record in alike:
+        for part, scores in record["scores"].items():
+            for name, value in scores.items():
+                if (part, name) != (record["part"], record["name"]):
+                    values[f"{part} {SCORES.get(name, name)}"].append(100 * value)
+    return ", ".join(f"{name} {statistics.mean(found):.2f}" for name, found in values.items()) or MISSING
+
+
+def _column(config: dict[str, object]) -> str:
+    return config["task"] + (f"-{config['max_length']}" if config["max_length"] > PAPER_LENGTH else "")
+
+
+def _finetune_place(column: str) -> tuple[int, int, str]:
+    """To sort by: longer inputs after shorter ones of a task."""
+    task, _, length = column.rpartition("-")
+    if column in GLUE_TASKS or not length.isdecimal():
+        task, length = column, 0
+    return (GLUE_TASKS.index(task) if task in GLUE_TASKS else len(GLUE_TASKS)), int(length), task
+
+
+def pretraining_tables(records: Iterable[Record]) -> list[Table]:
+    """One row for each finished run: validation accuracies, what was spent on them, and how fast it went."""
+    found = results(records, "pretrain")
+    header = ["attention", "start", "masked words", "sentence order", "steps", "batch × length", "tokens"]
+    header += ["training time", "tokens/s", "parameters"]
+    highlight = {place for place, record in enumerate(found) if is_ours(record["config"]["attention"])}
+    return [Table(header, [_pretraining_row(record) for record in found], highlight, ("start",))] if found else []
+
+
+def _pretraining_row(record: Record) -> list[str]:
+    config, order = record["config"], record["sop_accuracy"]
+    return [
+        config["attention"],
+        f"from {last_part(config['from'])}" if config["from"] else f"from scratch, {config['size']}",
+        f"{record['value']:.1%}",
+        MISSING if order is None else f"{order:.1%}",
+        f"{record['step']:,}",
+        f"{config['batch_size']} × {config['max_length']}",
+        f"{record['tokens'] / 1e6:,.2f} M",
+        f"{record['seconds'] / 60:,.1f} min",
+        f"{record['tokens_per_second']:,.0f}",
+        f"{record['parameters'] / 1e6:,.1f} M",
+    ]
+
+
+def attention_error_table(run: Iterable[Record]) -> Table:
+    """The mean error over all heads of each layer, by attention and number of landmarks."""
+    errors: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in run:
+        if record["metric"] == ATTENTION_ERROR:
+            errors[record["attention"], record["num_landmarks"]][record["layer"]].append(record["value"])
+    layers = sorted({layer for by_layer in errors.values() for layer in by_layer})
+    rows = [
+        [f"{name}-{m}", *(f"{statistics.mean(by_layer[n]):.3f}" if by_layer[n] else MISSING for n in layers)]
+        for (name, m), by_layer in sorted(errors.items())
+    ]
+    return Table(["attention", *(f"layer {layer}" for layer in layers)], rows)
+
+
+def last_part(path: str) -> str:
+    """
+    >>> last_part("models/minilm/")
+    'minilm'
+    """
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _settings(config: dict[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in config["settings"].items()]
+
+
+def _seeds(alike: list[Record]) -> str:
+    return ", ".join(sorted({str(record["seed"]) for record in alike}))

@@ -1,0 +1,37 @@
+
+"use strict";
+// The point of a chart that is nearest to the pointer says its value: its own title, shown at once and beside it.
+const reach = 40, tip = document.getElementById("tip");
+let near = null;
+function show(point, chart) {
+  if (near !== null) near.classList.remove("near");
+  near = point;
+  tip.hidden = point === null;
+  if (point === null) return;
+  point.classList.add("near");
+  tip.textContent = point.dataset.tip;
+  const box = point.getBoundingClientRect(), wide = document.documentElement.clientWidth;
+  tip.style.left = tip.style.top = "0";
+  const left = Math.min(Math.max(box.left + box.width / 2 - tip.offsetWidth / 2, 4), wide - tip.offsetWidth - 4);
+  const above = box.top - tip.offsetHeight - 8;
+  tip.style.left = `${left + window.scrollX}px`;
+  tip.style.top = `${(above > 0 ? above : box.bottom + 8) + window.scrollY}px`;
+}
+for (const chart of document.querySelectorAll(".plot svg")) {
+  const points = [...chart.querySelectorAll(".point")];
+  for (const point of points) {  // the browser's own, slower tip would cover ours
+    const title = point.querySelector("title");
+    point.dataset.tip = title.textContent;
+    title.remove();
+  }
+  chart.addEventListener("pointermove", event => {
+    let best = null, least = reach;
+    for (const point of points) {
+      const box = point.getBoundingClientRect();
+      const far = Math.hypot(box.left + box.width / 2 - event.clientX, box.top + box.height / 2 - event.clientY);
+      if (far < least) [best, least] = [point, far];
+    }
+    show(best, chart);
+  });
+  chart.addEventListener("pointerleave", () => show(null, chart));
+}
