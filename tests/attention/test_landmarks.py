@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystromformer.attention import kmeans_landmarks, segment_means
+from nystromformer.attention import kmeans_landmarks, sampled_softmax_approximation, segment_means
 from nystromformer.attention.landmarks import segments
 
 
@@ -37,14 +37,14 @@ def test_segment_means_of_half_precision_are_float32():
 
 def lloyd(points, m, steps=3):
     """K-means of (n, d), one point at a time."""
-    centres = list(oracles.segment_matrix(len(points), m) @ points)
+    centers = list(oracles.segment_matrix(len(points), m) @ points)
     for _ in range(steps):
-        groups = [[] for _ in centres]
+        groups = [[] for _ in centers]
         for x in points:
-            distances = [torch.inf if c is None else (x - c).square().sum().item() for c in centres]
+            distances = [torch.inf if c is None else (x - c).square().sum().item() for c in centers]
             groups[distances.index(min(distances))].append(x)
-        centres = [torch.stack(group).mean(0) if group else None for group in groups]
-    return torch.stack([torch.zeros(points.shape[1], dtype=points.dtype) if c is None else c for c in centres])
+        centers = [torch.stack(group).mean(0) if group else None for group in groups]
+    return torch.stack([torch.zeros(points.shape[1], dtype=points.dtype) if c is None else c for c in centers])
 
 
 @pytest.mark.parametrize("n, m", [(50, 5), (31, 17), (200, 20)])
@@ -81,3 +81,44 @@ def test_bad_arguments_are_refused(select):
         select(torch.randn(1, 1, 4, 2), 0)
     with pytest.raises(TypeError, match="must be torch.bool"):
         select(torch.randn(1, 1, 4, 2), 2, torch.ones(1, 4))
+
+
+def test_sampled_rows_and_columns_are_reproduced():
+    """The paper's eq. 3: F_S A_S⁺ B_S leaves sampled rows and columns as they are, and approximates the rest."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 3, n, 4, dtype=torch.float64, generator=generator) for n in (30, 24))
+    approximation, softmax = sampled_softmax_approximation(query, key, num_samples=6)
+    torch.testing.assert_close(softmax, torch.softmax(query @ key.mT / 2, dim=-1))
+    rows, columns = [2, 7, 12, 17, 22, 27], [2, 6, 10, 14, 18, 22]
+    torch.testing.assert_close(approximation[:, :, rows], softmax[:, :, rows])
+    torch.testing.assert_close(approximation[..., columns], softmax[..., columns])
+    assert not torch.allclose(approximation, softmax)
+
+
+def test_all_samples_reproduce_the_matrix():
+    x = torch.randn(1, 1, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(*sampled_softmax_approximation(x, x, num_samples=12))
+
+
+def test_more_samples_than_tokens_are_refused():
+    x = torch.randn(1, 1, 12, 6)
+    with pytest.raises(ValueError, match="num_samples=13: must be at most 12"):
+        sampled_softmax_approximation(x, x, 13)
+
+
+@pytest.mark.parametrize("landmarks", [segment_means, kmeans_landmarks])
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ((torch.ones(3, 4), 2), ValueError, r"tokens has shape \(3, 4\): must have 4 dimensions"),
+        (([1.0], 2), TypeError, r"tokens is a list: must be a torch.Tensor"),
+        ((torch.ones(1, 1, 3, 4).long(), 2), TypeError, r"tokens has dtype torch.int64"),
+        ((torch.ones(1, 1, 3, 4), 0), ValueError, r"num_landmarks=0: must be at least 1"),
+        ((torch.ones(1, 1, 3, 4), 2, torch.ones(1, 3)), TypeError, r"mask has dtype torch.float32"),
+        ((torch.ones(1, 1, 3, 4), 2, torch.ones(1, 4).bool()), ValueError, r"mask has shape \(1, 4\): must be"),
+    ],
+    ids=str,
+)
+def test_bad_input_says_what_is_allowed(landmarks, arguments, error, message):
+    with pytest.raises(error, match=message):
+        landmarks(*arguments)

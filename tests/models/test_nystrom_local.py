@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 from nystromformer import NystromformerForMaskedLM, NystromformerModel, nystrom_attention
 from nystromformer.attention import nystrom_local_attention
+from nystromformer.models.conversion import convert_model, largest_difference
 
 LOCAL = {
     "attention": "nystrom-local-8",
@@ -66,6 +68,23 @@ def test_a_saved_model_comes_back_as_it_was(model, ids, tmp_path):
     assert again.config.attention_options == LOCAL["attention_options"]
     x = ids(2, LENGTH)
     assert torch.equal(again(x).last_hidden_state, model(x).last_hidden_state)
+
+
+def test_its_attention_maps_are_what_its_values_are_multiplied_with(model, ids):
+    x, mask = ids(2, LENGTH), torch.arange(LENGTH) < torch.tensor([[LENGTH], [61]])
+    out = model(x, attention_mask=mask.long(), output_attentions=True, output_hidden_states=True)
+    attention = model.encoder.layer[0].attention.self
+    hidden = out.hidden_states[0]
+    value = torch.where(mask[:, None, :, None], attention._split_heads(attention.value(hidden)), 0)
+    product = (out.attentions[0] @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(product, attention(hidden, mask)[0], rtol=0, atol=1e-9)
+
+
+def test_agreement_with_the_source_is_measured_where_it_is_exact():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    bert = BertModel(BertConfig(**sizes, vocab_size=100)).eval()
+    converted = convert_model(bert, attention="nystrom-local-64").model
+    assert largest_difference(bert, converted) < 1e-5
 
 
 def test_it_takes_over_weights_that_were_trained_with_exact_attention(small, lively, ids, tmp_path):
