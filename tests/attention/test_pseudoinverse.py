@@ -4,8 +4,9 @@ import math
 import oracles
 import pytest
 import torch
+from kernels import Kernels
 
-from nystromformer.attention import exact_pinv, iterative_pinv, pinv_residual
+from nystromformer.attention import exact_pinv, iterative_pinv, pinv_residual, pseudoinverse
 
 
 def softmax_matrices(*shape, spread=2.0, seed=0, dtype=torch.float64):
@@ -97,6 +98,53 @@ def test_gradients_are_right():
     assert torch.autograd.gradcheck(iterative_pinv, A)
     assert torch.autograd.gradgradcheck(lambda A: iterative_pinv(A, 2), A)
     assert torch.autograd.gradcheck(lambda A: iterative_pinv(A, 3, "batch"), A)
+
+
+def test_the_backward_launches_eight_products_for_each_step():
+    A = softmax_matrices(3, 8, 8).requires_grad_()
+    counts = {}
+    for iterations in (2, 6):
+        with Kernels() as kernels:
+            Z = iterative_pinv(A, iterations)
+        forward = kernels.count
+        with Kernels() as kernels:
+            torch.autograd.grad(Z, A, Z)
+        counts[iterations] = forward, kernels.count
+    assert counts[6][0] - counts[2][0] == 4 * 4
+    assert counts[6][1] - counts[2][1] == 4 * 8
+    assert counts[6][0] <= 34
+    assert counts[6][1] <= 66
+
+
+@pytest.mark.parametrize("scaling", ["matrix", "batch"])
+def test_gradients_equal_those_of_autograd_through_the_plain_steps(scaling):
+    A = softmax_matrices(2, 3, 8, 8).requires_grad_()
+    upstream = softmax_matrices(2, 3, 8, 8, seed=1)
+    plain = pseudoinverse._iterate(A.flatten(0, 1), 6, 1 if scaling == "matrix" else 6)[0].view_as(A)
+    ours = iterative_pinv(A, 6, scaling)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(*(torch.autograd.grad(Z, A, upstream) for Z in (ours, plain)))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("scaling", ["matrix", "batch"])
+def test_vmap_and_gradients_inside_it_equal_a_loop(scaling):
+    A = softmax_matrices(3, 2, 5, 5)
+    run = lambda a: iterative_pinv(a, 4, scaling)
+    gradient = torch.func.grad(lambda a: run(a).square().sum())
+    for function in (run, gradient):
+        looped = torch.stack([function(a) for a in A])
+        torch.testing.assert_close(torch.func.vmap(function)(A), looped)
+        torch.testing.assert_close(torch.func.vmap(function, in_dims=1)(A.transpose(0, 1)), looped)
+
+
+@pytest.mark.parametrize("scaling", ["matrix", "batch"])
+def test_no_matrix_has_no_pseudoinverse(scaling):
+    A = torch.empty(0, 4, 3, requires_grad=True)
+    Z = iterative_pinv(A, scaling=scaling)
+    assert Z.shape == (0, 3, 4)
+    Z.sum().backward()
+    assert A.grad.shape == A.shape
 
 
 def test_bad_arguments_are_refused():
