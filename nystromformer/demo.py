@@ -11,11 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from nystromformer.attention import nystrom_attention
 from nystromformer.bench.attention_study import AttentionStudy
 from nystromformer.bench.cases import available_peers, parse_lengths
-from nystromformer.bench.run import BenchOptions, options_as_config, run_bench
-from nystromformer.bench.table import Entry, cells, columns
+from nystromformer.bench.run import BenchOptions, run_bench
 from nystromformer.data.lra import TASKS, Splits
 from nystromformer.data.lra.examples import FIRST_TOKEN, PADDING
 from nystromformer.data.lra.listops import TOKENS, ListOpsOptions
@@ -24,10 +22,11 @@ from nystromformer.integrations.probe import own_calls
 from nystromformer.models.lra import NystromformerForLongRangeArena
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, read_records, results, write_config
-from nystromformer.report.build import PAGE, write_report
-from nystromformer.training.lra import RECIPES, Cell, Legacy, Recipe, arguments_of, prepare_cell, read_splits, run_cell
-from nystromformer.training.lra_sweep import generate
-from nystromformer.training.trainer import MODEL
+from nystromformer.report.page import PAGE, write_report
+from nystromformer.report.tables import Entry, measured, measured_lengths
+from nystromformer.training.lra import RECIPES, Legacy, LraCell, LraRecipe, generate, read_splits
+from nystromformer.training.run import MODEL
+from nystromformer.training.sweep import run_cell
 
 Record = dict[str, object]
 
@@ -64,12 +63,12 @@ def training_table(records: list[Record]) -> Table:
 
 
 def efficiency_table(records: list[Record]) -> Table:
-    measured = cells(record for record in records if record["job"] == "bench" and record.get("attention") != "gemm")
+    entries = measured(record for record in records if record["job"] == "bench" and record.get("attention") != "gemm")
     table = Table("attention", title="Time and memory of one call, 12 heads × 64", title_justify="left")
-    for length in columns(measured):
+    for length in measured_lengths(entries):
         table.add_column(f"n = {length:,}", justify="right")
-    for name, by_length in measured.items():
-        row = [cell_text(by_length.get(length, Entry())) for length in columns(measured)]
+    for name, by_length in entries.items():
+        row = [cell_text(by_length.get(length, Entry())) for length in measured_lengths(entries)]
         table.add_row(NAMES.get(name, name), *row, style="bold" if name.startswith("nystrom-6") else None)
     return table
 
@@ -103,7 +102,7 @@ def write_maps(out: Path, run: Path, attention: str, splits: Splits, seed: int) 
     chosen = by_length[middle : middle + EXAMPLES]
     inputs = {name: value for name, value in splits.test.batch(chosen).items() if name != "labels"}
     words = [TOKENS[token - FIRST_TOKEN] for token in inputs["input_ids"][0].tolist() if token != PADDING]
-    study = AttentionStudy(nystrom_attention, "nystrom", LANDMARKS)
+    study = AttentionStudy("nystrom", LANDMARKS)
     study.take([own_calls(model, **inputs)], words, f"ListOps model trained with {attention}")
     config = {
         "model": f"ListOps, trained with {attention}",
@@ -139,14 +138,11 @@ class DemoOptions:
     dtype: str
 
     def __post_init__(self) -> None:
-        for name in ("steps", "examples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"--out {self.out}: must be a new or empty folder; give another one or remove it.")
-        self.bench.cases()
+        _ = self.bench  # checked when made
         for attention in TRAINED:
-            arguments_of(self.cell(attention), self.out, self.device)
+            self.cell(attention).arguments(self.out, self.device)
 
     @cached_property
     def peers(self) -> list[str]:
@@ -175,7 +171,7 @@ class DemoOptions:
         )
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> LraRecipe:
         """That of `lra listops --preset mini` for shorter expressions and fewer steps."""
         return replace(
             RECIPES["mini"][TASK],
@@ -189,8 +185,8 @@ class DemoOptions:
             data=self.data,
         )
 
-    def cell(self, attention: str) -> Cell:
-        return Cell(
+    def cell(self, attention: str) -> LraCell:
+        return LraCell(
             task=TASK,
             attention=attention,
             seed=self.seed,
@@ -242,14 +238,12 @@ def run_folder(out: Path, attention: str) -> Path:
 
 
 def train(options: DemoOptions, attention: str, splits: Splits) -> None:
-    cell, folder = options.cell(attention), run_folder(options.out, attention)
-    arguments = arguments_of(cell, folder, options.device)
-    run_cell(cell, splits, folder, arguments, prepare_cell(cell, splits, folder, arguments, resume=False))
+    run_cell(options.cell(attention), splits, run_folder(options.out, attention), options.device, resume=False)
 
 
 def measure(options: DemoOptions) -> None:
     folder, bench = options.out / "efficiency", options.bench
-    config = options_as_config(bench)
+    config = asdict(bench)
     write_config(folder, config)
     recorder = Recorder(folder, job="bench", config=config, seed=options.seed)
     with steps_bar(len(bench.lengths) * (len(bench.attentions) + 1)) as step:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nystromformer.checks import parse_whole_numbers
+from nystromformer.commands import Device, Dtype, choice, new_folder, seed_of, text_file, whole_number
 from nystromformer.errors import UserError, user_input
 
 if TYPE_CHECKING:
@@ -18,17 +20,17 @@ EXAMPLES_AT_ONCE = 16
 
 def attention_map(
     model: Annotated[str, typer.Option(help="Folder or Hub id of an encoder of Transformers, with its tokenizer.")],
-    text: Annotated[Path, typer.Option(help="UTF-8 text, cut at --max-length tokens.")],
+    text: Annotated[Path, text_file("UTF-8 text, cut at --max-length tokens.")],
     landmarks: Annotated[str, typer.Option(help="Numbers of landmarks to compare.")] = "16,64,256",
     layer: Annotated[str, typer.Option(help="Layers to draw, as 0,3; `all`; `auto`: first, middle, last.")] = "auto",
     head: Annotated[str, typer.Option(help="Heads to draw; `all`; `auto`: least, median and largest error.")] = "auto",
-    attention: Annotated[str, typer.Option(help="nystrom or nystrom-local.")] = "nystrom",
+    attention: Annotated[str, choice("What to compare.", "nystrom", "nystrom-local")] = "nystrom",
     sentences: Annotated[bool, typer.Option("--sentences", help="Each line of the text is an example.")] = False,
-    max_length: Annotated[int, typer.Option(help="Most tokens of an example, up to 1024.")] = 512,
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Kept in the records; nothing here is random.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, table and records.")] = Path("runs/attention-map"),
+    max_length: Annotated[int, whole_number("Most tokens of an example.", most=1_024)] = 512,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    seed: Annotated[int, seed_of("nothing: it is kept in the records, but nothing here is random")] = 0,
+    out: Annotated[Path, new_folder("Folder for pictures, table and records.")] = Path("runs/attention-map"),
 ) -> None:
     """Draw exact and Nyström attention of a model side by side, with their errors by layer and head.
 
@@ -36,14 +38,15 @@ def attention_map(
     """
     from nystromformer.bench.attention_study import AttentionStudy
     from nystromformer.bench.cases import DTYPES, check_device
-    from nystromformer.checks import check_choice
-    from nystromformer.integrations.attention_interface import OPERATIONS
     from nystromformer.records import new_job_folder
+    from nystromformer.report.table import print_tables
 
+    with user_input():
+        numbers = sorted(parse_whole_numbers("--landmarks", landmarks, 1, 1_024))
     config = {
         "model": model,
         "text": str(text),
-        "landmarks": whole_numbers(landmarks, "--landmarks", least=1),
+        "landmarks": numbers,
         "attention": attention,
         "sentences": sentences,
         "max_length": max_length,
@@ -51,21 +54,19 @@ def attention_map(
         "device": device,
     }
     with user_input():
-        check_choice("attention", attention, OPERATIONS)
-        check_choice("dtype", dtype, DTYPES)
         check_device(device)
         examples = read_examples(text, sentences)
         network, tokenizer = load(model)
         network = network.to(device=device, dtype=DTYPES[dtype])
         batches = tokenize(network, tokenizer, examples, max_length)
-        study = AttentionStudy(OPERATIONS[attention], attention, config["landmarks"])
+        study = AttentionStudy(attention, numbers)
         study.look_at(network, tokenizer, batches)
         drawn = chosen(layer, "--layer", study.layers, [0, study.layers // 2, study.layers - 1])
         heads = None if head == "auto" else chosen(head, "--head", study.heads, [])
         new_job_folder(out)
 
     study.write(out, config, seed, drawn, heads)
-    study.print()
+    print_tables([study.table()])
     typer.echo(f"Pictures, table and records: {out}")
 
 
@@ -124,23 +125,8 @@ def tokenize(
     ]
 
 
-def whole_numbers(text: str, option: str, least: int = 0) -> list[int]:
-    """Numbers such as "16,64", in order and once each; UserError for others.
-
-    >>> whole_numbers("64, 16,16", "--landmarks")
-    [16, 64]
-    """
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items or not all(item.isdecimal() and int(item) >= least for item in items):
-        raise UserError(f"{option} {text!r}: must be whole numbers of at least {least}, separated by commas.")
-    return sorted({int(item) for item in items})
-
-
 def chosen(text: str, option: str, number: int, automatic: "Sequence[int]") -> list[int]:
     """The indices that an option names, of `number` there are."""
     if text in ("auto", "all"):
         return sorted(set(automatic)) if text == "auto" else list(range(number))
-    indices = whole_numbers(text, option)
-    if indices[-1] >= number:
-        raise UserError(f"{option} {text}: must lie between 0 and {number - 1} for this model.")
-    return indices
+    return sorted(parse_whole_numbers(option, text, 0, number - 1))

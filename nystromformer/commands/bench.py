@@ -1,5 +1,6 @@
 """`nystromformer bench`: the paper's efficiency table, measured here."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,9 @@ def bench(
 
     Example: `nystromformer bench --lengths 1024,4096 --attention standard,nystrom-64 --peers`
     """
-    from nystromformer.bench.cases import available_peers, default_attentions, parse_lengths, parse_list
-    from nystromformer.bench.run import BenchOptions, options_as_config, run_bench
+    from nystromformer.bench.cases import available_peers, default_attentions, parse_lengths
+    from nystromformer.bench.run import BenchOptions, run_bench
+    from nystromformer.checks import parse_names
     from nystromformer.files import write_text
     from nystromformer.progress import steps_bar
     from nystromformer.records import Recorder, new_job_folder, read_records, write_config
@@ -41,7 +43,7 @@ def bench(
     from nystromformer.report.tables import efficiency_tables, measured
 
     with user_input():
-        names = default_attentions() if attention == "all" else parse_list(attention, "--attention")
+        names = default_attentions() if attention == "all" else list(parse_names("--attention", attention))
         if peers:
             reasons = available_peers()
             missing = [f"{peer} ({reason})" for peer, reason in reasons.items() if reason]
@@ -62,9 +64,8 @@ def bench(
             budget=budget,
             cell_limit=cell_limit,
         )
-        options.cases()
         new_job_folder(out)
-    config = options_as_config(options)
+    config = asdict(options)
     write_config(out, config)
     recorder = Recorder(out, job="bench", config=config, seed=seed)
     with steps_bar(len(options.lengths) * (len(names) + 1)) as step:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nystromformer.checks import check_new_folder
+from nystromformer.commands import LONGEST, choice, seed_of, whole_number
 from nystromformer.errors import UserError, user_input
 
 if TYPE_CHECKING:  # these take seconds to import, and `nystromformer --help` should not
@@ -13,26 +15,26 @@ if TYPE_CHECKING:  # these take seconds to import, and `nystromformer --help` sh
     from nystromformer.models.conversion import Conversion, Row
 
 
-KINDS = ("nystromformer", "bert")
-
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or Hub id of a model with safetensors weights.")],
     out: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; must not exist yet.")],
-    to: Annotated[str, typer.Option(help="nystromformer, or bert for the way back.")] = "nystromformer",
+    to: Annotated[str, choice("bert is the way back.", "nystromformer", "bert")] = "nystromformer",
     max_length: Annotated[
-        int | None, typer.Option(help="Longest input; the learned positions are tiled. [default: as SRC]")
+        int | None,
+        whole_number("Longest input; the learned positions are tiled. [default: as SRC]", most=LONGEST),
     ] = None,
     attention: Annotated[
         str | None, typer.Option(help="Such as nystrom-64 or standard. [default: nystrom-64, or as SRC]")
     ] = None,
     conv_kernel_size: Annotated[
-        int | None, typer.Option(help="Of the skip convolution, odd; 0 for none. [default: 33, or as SRC]")
+        int | None,
+        whole_number("Of the skip convolution, odd; 0 for none. [default: 33, or as SRC]", least=0, most=LONGEST),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, … [default: as SRC]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights that can't be taken over.")] = 0,
+    dtype: Annotated[
+        str | None,
+        choice("Precision of the weights. [default: as SRC]", "float32", "float16", "bfloat16", "float64"),
+    ] = None,
+    seed: Annotated[int, seed_of("weights that can't be taken over")] = 0,
 ) -> None:
     """Convert a BERT, RoBERTa or MiniLM checkpoint to a Nyströmformer ("from standard" in the paper).
 
@@ -47,7 +49,7 @@ def convert(
     if conv_kernel_size is not None:
         changes["conv_kernel_size"] = conv_kernel_size or None
     with user_input():
-        check_arguments(out, to, attention, conv_kernel_size, dtype)
+        check_arguments(out, to, attention, conv_kernel_size)
         import torch
 
         from nystromformer.models.conversion import Conversion, largest_difference, load_source
@@ -65,12 +67,8 @@ def convert(
     show(Conversion(conversion.model, conversion.rows + surplus), difference, tokenizer, out)
 
 
-def check_arguments(out: Path, to: str, attention: str | None, conv_kernel_size: int | None, dtype: str | None) -> None:
-    from nystromformer.checks import check_choice
-
-    check_choice("--to", to, KINDS)
-    if dtype is not None:
-        check_choice("--dtype", dtype, DTYPES)
+def check_arguments(out: Path, to: str, attention: str | None, conv_kernel_size: int | None) -> None:
+    check_new_folder("DST", out)
     if to == "bert" and (attention is not None or conv_kernel_size is not None):
         raise UserError(
             "--to bert: BERT has standard attention and no convolution; drop --attention/--conv-kernel-size."

@@ -5,19 +5,20 @@ from typing import Annotated
 
 import typer
 
+from nystromformer.commands import TrainingDtype, choice, new_folder, seed_of, whole_number
 from nystromformer.errors import user_input
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for data, runs and report; must be new or empty.")] = Path(
-        "runs/demo"
-    ),
-    steps: Annotated[int, typer.Option(help="Training steps of each model.")] = 300,
-    examples: Annotated[int, typer.Option(help="Training examples; an eighth as many are for the test.")] = 8_000,
+    out: Annotated[Path, new_folder("Folder for data, runs and report; must be new or empty.")] = Path("runs/demo"),
+    steps: Annotated[int, whole_number("Training steps of each model.")] = 300,
+    examples: Annotated[
+        int, whole_number("Training examples; an eighth as many are for the test.", most=10_000_000)
+    ] = 8_000,
     lengths: Annotated[str, typer.Option(help="Sequence lengths of the efficiency table.")] = "512,2048,4096",
-    seed: Annotated[int, typer.Option(help="Seed of data, weights and inputs.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16 (on a GPU).")] = "float32",
+    seed: Annotated[int, seed_of("data, weights and inputs")] = 0,
+    device: Annotated[str, choice("Where to run.", "cpu", "cuda")] = "cpu",
+    dtype: TrainingDtype = "float32",
 ) -> None:
     """Compare exact and Nyström attention for yourself: three to five minutes on two cores, without a network.
 
@@ -28,10 +29,9 @@ def demo(
 
     Shorter: `nystromformer demo --steps 20 --examples 400 --lengths 256,512 --out runs/short`
     """
+    given = dict(locals())
     from nystromformer.demo import DemoOptions, run_demo
 
     with user_input():
-        options = DemoOptions(
-            out=out, steps=steps, examples=examples, lengths=lengths, seed=seed, device=device, dtype=dtype
-        )
+        options = DemoOptions(**given)
     run_demo(options, say=typer.echo)

@@ -5,58 +5,70 @@ from typing import Annotated
 
 import typer
 
+from nystromformer.commands import (
+    LONGEST,
+    BatchSize,
+    Preset,
+    Resume,
+    SaveSeconds,
+    Seeds,
+    Settings,
+    Steps,
+    TrainingDevice,
+    choice,
+    new_folder,
+    number,
+    seed_of,
+    whole_number,
+)
 from nystromformer.errors import user_input
 
 LEGACY = "As the released code does"
 """The part of the help with the switches for it."""
 
 
+def legacy_switch(name: str, help: str) -> object:
+    return typer.Option(name, help=help, rich_help_panel=LEGACY)
+
+
 def lra(
     task: Annotated[str, typer.Argument(help="listops, text, retrieval, image, pathfinder, several of them, or all.")],
     attention: Annotated[str, typer.Option(help="Attentions by name, or `all`.")] = "",
-    preset: Annotated[str, typer.Option(help="paper, mini (minutes on two cores) or smoke (seconds).")] = "paper",
+    preset: Preset = "paper",
     data: Annotated[
         str, typer.Option(help="Folder of the data or its Hub id; for several tasks, a folder of such folders.")
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for records and checkpoints.")] = Path("runs/lra"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, dropout and the order of examples.")] = 0,
-    seeds: Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Training steps; warm-up shrinks in proportion.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples of a step, over all processes.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Cut longer inputs here.")] = None,
-    attention_dropout: Annotated[float | None, typer.Option(help="Of the attention matrix, in `standard`.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in this folder stopped.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; by default the preset's.")] = "",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value for any field of TrainingArguments; may be repeated.")
+    out: Annotated[Path, new_folder("Folder for records and checkpoints.")] = Path("runs/lra"),
+    seed: Annotated[int, seed_of("weights, dropout and the order of examples")] = 0,
+    seeds: Seeds = "",
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    max_length: Annotated[int | None, whole_number("Cut longer inputs here.", most=LONGEST)] = None,
+    attention_dropout: Annotated[float | None, number("Of the attention matrix, in `standard`.", 0, 0.99)] = None,
+    resume: Resume = False,
+    save_seconds: SaveSeconds = 600.0,
+    device: TrainingDevice = "auto",
+    dtype: Annotated[
+        str | None, choice("Precision of training. [default: the preset's]", "float32", "bfloat16", "float16")
     ] = None,
-    legacy: Annotated[bool, typer.Option("--legacy", help="All of the following.", rich_help_panel=LEGACY)] = False,
+    settings: Settings = None,
+    legacy: Annotated[bool, legacy_switch("--legacy", "All of the following.")] = False,
     legacy_padding_id: Annotated[
-        bool,
-        typer.Option(
-            "--legacy-padding-id", help="Token value 0 is padding; black pixels vanish.", rich_help_panel=LEGACY
-        ),
+        bool, legacy_switch("--legacy-padding-id", "Token value 0 is padding; black pixels vanish.")
     ] = False,
     legacy_pooling: Annotated[
-        bool, typer.Option("--legacy-pooling", help="The mean divides by the padded length.", rich_help_panel=LEGACY)
+        bool, legacy_switch("--legacy-pooling", "The mean divides by the padded length.")
     ] = False,
-    legacy_text_length: Annotated[
-        bool, typer.Option("--legacy-text-length", help="Text is cut at 1,000 bytes.", rich_help_panel=LEGACY)
-    ] = False,
+    legacy_text_length: Annotated[bool, legacy_switch("--legacy-text-length", "Text is cut at 1,000 bytes.")] = False,
     legacy_dev_is_test: Annotated[
-        bool, typer.Option("--legacy-dev-is-test", help="Text is developed on its test part.", rich_help_panel=LEGACY)
+        bool, legacy_switch("--legacy-dev-is-test", "Text is developed on its test part.")
     ] = False,
-    legacy_no_seed: Annotated[
-        bool, typer.Option("--legacy-no-seed", help="Another seed in each run.", rich_help_panel=LEGACY)
-    ] = False,
+    legacy_no_seed: Annotated[bool, legacy_switch("--legacy-no-seed", "Another seed in each run.")] = False,
     legacy_one_cycle: Annotated[
-        bool,
-        typer.Option("--legacy-one-cycle", help="A one-cycle schedule that moves β₁, too.", rich_help_panel=LEGACY),
+        bool, legacy_switch("--legacy-one-cycle", "A one-cycle schedule that moves β₁, too.")
     ] = False,
     legacy_drop_last: Annotated[
-        bool,
-        typer.Option("--legacy-drop-last", help="Evaluate without the last, smaller batch.", rich_help_panel=LEGACY),
+        bool, legacy_switch("--legacy-drop-last", "Evaluate without the last, smaller batch.")
     ] = False,
 ) -> None:
     """Train and test on Long Range Arena, and put the results beside the paper's.
@@ -65,34 +77,11 @@ def lra(
 
     All tasks and attentions: `nystromformer lra all --preset mini --out runs/lra`
     """
-    from nystromformer.training.lra import Legacy
-    from nystromformer.training.lra_sweep import LraOptions, run_grid
+    given = dict(locals())
+    from nystromformer.training.lra import Legacy, LraSweep
+    from nystromformer.training.sweep import run_sweep
 
-    switches = {
-        "padding_id": legacy_padding_id,
-        "pooling": legacy_pooling,
-        "text_length": legacy_text_length,
-        "dev_is_test": legacy_dev_is_test,
-        "no_seed": legacy_no_seed,
-        "one_cycle": legacy_one_cycle,
-        "drop_last": legacy_drop_last,
-    }
+    switches = {name.removeprefix("legacy_"): given.pop(name) or legacy for name in [*given] if "legacy_" in name}
     with user_input():
-        options = LraOptions(
-            tasks=task,
-            attentions=attention,
-            preset=preset,
-            data=data,
-            out=out,
-            seeds=seeds or str(seed),
-            steps=steps,
-            batch_size=batch_size,
-            max_length=max_length,
-            attention_dropout=attention_dropout,
-            resume=resume,
-            device=device,
-            dtype=dtype,
-            settings=tuple(settings or ()),
-            legacy=Legacy(**{name: value or legacy for name, value in switches.items()}),
-        )
-    run_grid(options, say=typer.echo)
+        sweep = LraSweep(**given | {"legacy": Legacy(**switches)})
+    run_sweep(sweep, say=typer.echo)

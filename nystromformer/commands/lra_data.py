@@ -5,27 +5,30 @@ from typing import Annotated
 
 import typer
 
+from nystromformer.commands import LONGEST, Preset, new_folder, seed_of, whole_number
 from nystromformer.errors import UserError, user_input
 
 
 def lra_data(
     task: Annotated[str, typer.Argument(help="listops or pathfinder (made here), text or image (from the Hub).")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist yet.")] = None,
-    preset: Annotated[str, typer.Option(help="The sizes of paper, mini or smoke; the options below change them.")] = (
-        "paper"
-    ),
-    train: Annotated[int | None, typer.Option(help="ListOps: training examples.")] = None,
-    dev: Annotated[int | None, typer.Option(help="ListOps: development examples.")] = None,
-    test: Annotated[int | None, typer.Option(help="ListOps: test examples.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="ListOps: expressions have more tokens than this.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="ListOps: expressions have fewer tokens than this.")] = None,
-    count: Annotated[int | None, typer.Option(help="Pathfinder: pictures, of which 80 % are for training.")] = None,
+    out: Annotated[Path | None, new_folder("Folder to write; must not exist yet.")] = None,
+    preset: Preset = "paper",
+    train: Annotated[int | None, whole_number("ListOps: training examples.")] = None,
+    dev: Annotated[int | None, whole_number("ListOps: development examples.")] = None,
+    test: Annotated[int | None, whole_number("ListOps: test examples.")] = None,
+    min_tokens: Annotated[
+        int | None, whole_number("ListOps: expressions have more tokens than this.", least=0, most=LONGEST)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, whole_number("ListOps: expressions have fewer tokens than this.", most=LONGEST)
+    ] = None,
+    count: Annotated[int | None, whole_number("Pathfinder: pictures, of which 80 % are for training.")] = None,
     contour_length: Annotated[
-        int | None, typer.Option(help="Pathfinder: paddles of a long contour; fewer are easier.")
+        int | None, whole_number("Pathfinder: paddles of a long contour; fewer are easier.", most=1_000)
     ] = None,
     preview: Annotated[Path | None, typer.Option(help="Pathfinder: a PNG of some pictures to look at.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 0,
+    workers: Annotated[int | None, whole_number("Processes; all cores by default.", most=1_024)] = None,
+    seed: Annotated[int, seed_of("the data")] = 0,
 ) -> None:
     """Make the data of ListOps or Pathfinder, or fetch that of Text or Image from the Hub.
 
@@ -37,8 +40,7 @@ def lra_data(
 
     from nystromformer.checks import check_choice
     from nystromformer.data.lra import TASKS, fetch, pathfinder
-    from nystromformer.training.lra import RECIPES
-    from nystromformer.training.lra_sweep import generate
+    from nystromformer.training.lra import RECIPES, generate
 
     given = {
         "listops": {"train": train, "dev": dev, "test": test, "min_tokens": min_tokens, "max_tokens": max_tokens},
@@ -46,15 +48,12 @@ def lra_data(
     }
     with user_input():
         check_choice("TASK", task, TASKS)
-        check_choice("--preset", preset, RECIPES)
         for name, options in given.items():
             for option, value in options.items():
                 if value is not None and name != task:
                     raise UserError(f"--{option.replace('_', '-')}: belongs to {name}, not to {task}; leave it out.")
         if preview is not None and task != "pathfinder":
             raise UserError(f"--preview: belongs to pathfinder, not to {task}; leave it out.")
-        if workers is not None and workers < 1:
-            raise UserError(f"--workers {workers}: must be at least 1.")
         if out is None and preview is None:
             raise UserError("--out is missing: give the folder to write.")
         data = RECIPES[preset][task].data

@@ -1,7 +1,7 @@
 """`nystromformer pretrain`: masked words and sentence order, from raw text to curves."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from nystromformer.commands import (
     Steps,
     TrainingDevice,
     TrainingDtype,
+    choice,
     new_folder,
     number,
     seed_of,
@@ -32,8 +33,7 @@ def pretrain(
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),
     ] = "",
     size: Annotated[
-        Literal["tiny", "mini", "small", "minilm", "base"] | None,
-        typer.Option(help="Of the model. [default: the preset's]"),
+        str | None, choice("Of the model. [default: the preset's]", "tiny", "mini", "small", "minilm", "base")
     ] = None,
     attention: Annotated[str, typer.Option(help="Any attention by name.")] = "nystrom-64",
     source: Annotated[
@@ -54,7 +54,7 @@ def pretrain(
         str, typer.Option(help="The column of parquet files and JSON lines with the text.")
     ] = "text",
     documents: Annotated[
-        Literal["blank-line", "line", "file"], typer.Option(help="What divides text files into documents.")
+        str, choice("What divides text files into documents.", "blank-line", "line", "file")
     ] = "blank-line",
     validation_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.2,
     workers: Annotated[int | None, whole_number("Processes that tokenize; all cores by default.", most=1_024)] = None,

@@ -1,12 +1,14 @@
-"""`TrainingArguments` from a job's own settings and the user's `--set name=value`."""
+"""How a model is trained: a job's recipe and the user's `--set name=value` make Transformers' `TrainingArguments`."""
 
 import os
-from dataclasses import fields
-from difflib import get_close_matches
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from transformers import HfArgumentParser, TrainingArguments
+
+from nystromformer.checks import did_you_mean
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -21,6 +23,37 @@ OURS = {
     "fp16": "--dtype",
 }
 """Fields that have an option of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained. Each job adds what is its own, and `arguments`, fields of `TrainingArguments`."""
+
+    steps: int | None
+    batch_size: int
+    learning_rate: float
+    warmup: float
+    """Steps in which the learning rate rises; below 1 it is a share of all steps."""
+    max_length: int
+    """Longer inputs are cut here."""
+
+    def changed(self, **changes: object) -> Self:
+        """With some fields changed; None leaves a field as it is.
+
+        With fewer steps, warm-up and intervals that are counted in steps shrink too.
+        """
+        given = {name: value for name, value in changes.items() if value is not None}
+        if self.steps is not None and "steps" in given:
+            intervals = [field.name for field in fields(self) if field.name.endswith("_every")]
+            shrunk = {name: min(getattr(self, name), given["steps"]) for name in intervals}
+            if self.warmup >= 1:
+                shrunk["warmup"] = round(self.warmup * min(1.0, given["steps"] / self.steps))
+            given = shrunk | given
+        return replace(self, **given)
+
+    def noted(self) -> dict[str, object]:
+        """As it stands in `config.json` and in each record."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def parse_settings(settings: list[str]) -> dict[str, object]:
@@ -38,9 +71,9 @@ def parse_settings(settings: list[str]) -> dict[str, object]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"--set {setting}: must be name=value for a field of TrainingArguments.{hint}")
+            raise ValueError(
+                f"--set {setting}: must be name=value for a field of TrainingArguments.{did_you_mean(name, known)}"
+            )
         if name in OURS:
             raise ValueError(f"--set {setting}: use {OURS[name]} instead.")
 
@@ -100,7 +133,7 @@ def training_arguments(
         "use_cpu": on_cpu(device),
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
-        "report_to": "none",  # TensorBoard gets a callback that knows where a resumed run goes on
+        "report_to": "none",  # TensorBoard gets a callback that knows where a resumed run starts
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": not on_cpu(device),

@@ -1,44 +1,56 @@
-"""Fine-tuning: the recipes, tokenized texts, and one run."""
+"""Fine-tuning: the recipes, one run by one of them, and the sweep that `finetune` asks for."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
-from nystromformer.data.glue import TASKS, Texts, TextSplits
+from nystromformer.checks import check_choice
+from nystromformer.data.glue import CUSTOM, TASKS, Columns, TextSplits, read_custom, read_task, task_name
 from nystromformer.data.lra import as_is
 from nystromformer.files import write_text
-from nystromformer.records import RESULTS, Recorder, result_in
-from nystromformer.training.arguments import processes, training_arguments
-from nystromformer.training.callbacks import Curves, Record, ShowProgress, StopEarly, has_stalled
+from nystromformer.integrations import register
+from nystromformer.report.table import Table
+from nystromformer.report.tables import SCORES, finetune_tables
+from nystromformer.training.arguments import Recipe
 from nystromformer.training.checkpoints import last_checkpoint, trainer_state
+from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts
+from nystromformer.training.finetuning_models import Source, check_attention, load_classifier
 from nystromformer.training.metrics import metric_function, scores
-from nystromformer.training.trainer import ExactTrainer, LongestFirst, examples_seen, finish, prepare_folder, train
+from nystromformer.training.sweep import Cell, Sweep
+from nystromformer.training.trainer import ExactTrainer, LongestFirst
+
+PAPER_TASKS = tuple(TASKS)[:6]
+"""What `all` stands for."""
 
 SEARCH_BATCH_SIZES = (8, 16, 32)
 
 SEARCH_LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
 """What the paper searches for MRPC: the best on the development part is taken."""
 
+SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
+"""Names of GLUE's submission files that are not the task's own."""
+
+HIGHEST_SCORE = 5.0
+"""Of STS-B."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class FinetuningRecipe(Recipe):
     """The defaults are the paper's: batch 32, AdamW with 3e-5, 4 epochs. It says nothing of warm-up and weight decay:
     these are BERT's."""
 
     epochs: float = 4
     steps: int | None = None
-    """Instead of epochs."""
+    """In place of epochs."""
     batch_size: int = 32
     learning_rate: float = 3e-5
     max_length: int = 512
-    """Longer inputs are cut here."""
     warmup: float = 0.1
-    """The share of steps in which the learning rate rises."""
     weight_decay: float = 0.01
     evals_per_epoch: int = 1
     patience: int | None = None
@@ -50,7 +62,7 @@ class Recipe:
 
     def steps_of(self, examples: int) -> int:
         """
-        >>> Recipe().steps_of(3668)
+        >>> FinetuningRecipe().steps_of(3668)
         460
         """
         return self.steps or max(1, round(self.epochs * self._per_epoch(examples)))
@@ -74,170 +86,259 @@ class Recipe:
             "metric_for_best_model": metric,
             "greater_is_better": True,
             "load_best_model_at_end": True,
+            "restore_callback_states_from_checkpoint": True,  # how long there was no better evaluation
         }
+
+    def limited(self, splits: TextSplits, with_unlabeled: bool) -> TextSplits:
+        """The examples that are used; test parts without labels only where they are to be predicted."""
+        return TextSplits(
+            splits.train.some(self.train_examples),
+            {name: part.some(self.dev_examples) for name, part in splits.dev.items()},
+            {
+                name: part if part.labels is None else part.some(self.test_examples)
+                for name, part in splits.test.items()
+                if part.labels is not None or with_unlabeled
+            },
+            splits.labels,
+        )
 
     def _per_epoch(self, examples: int) -> int:
         return -(-examples // self.batch_size)
 
 
-RECIPES: dict[str, Recipe] = {
-    "paper": Recipe(),
-    "mini": Recipe(
-        epochs=2,
-        learning_rate=5e-5,
-        max_length=128,
-        train_examples=2_000,
-        dev_examples=500,
-        test_examples=1_000,
-        evals_per_epoch=2,
-    ),
-    "smoke": Recipe(
-        steps=4,
-        batch_size=4,
-        max_length=32,
-        train_examples=16,
-        dev_examples=8,
-        test_examples=8,
-        evals_per_epoch=2,
-    ),
-}
+PAPER = FinetuningRecipe()
 
+MINI = FinetuningRecipe(
+    epochs=2,
+    learning_rate=5e-5,
+    max_length=128,
+    train_examples=2_000,
+    dev_examples=500,
+    test_examples=1_000,
+    evals_per_epoch=2,
+)
 
-CHUNK = 1_000
-"""Texts that are tokenized at once."""
+SMOKE = FinetuningRecipe(
+    steps=4,
+    batch_size=4,
+    max_length=32,
+    train_examples=16,
+    dev_examples=8,
+    test_examples=8,
+    evals_per_epoch=2,
+)
 
-
-@dataclass(frozen=True)
-class TokenizedTexts:
-    """A data set for `ExactTrainer`. Its batches are ready, and always with the mask that the encoder must see."""
-
-    ids: list[np.ndarray]
-    types: list[np.ndarray] | None
-    labels: np.ndarray | None
-    padding: int
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(ids) for ids in self.ids])
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        return self.batch([position])
-
-    def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        return self.batch(positions)
-
-    def batch(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` and, where the model has them, `token_type_ids` (b, n); `labels` (b,)."""
-        chosen = [self.ids[position] for position in positions]
-        found = {
-            "input_ids": _padded(chosen, self.padding),
-            "attention_mask": _padded([np.ones(len(ids), dtype=np.int64) for ids in chosen], 0),
-        }
-        if self.types is not None:
-            found["token_type_ids"] = _padded([self.types[position] for position in positions], 0)
-        if self.labels is not None:
-            found["labels"] = torch.from_numpy(self.labels[np.asarray(positions)])
-        return found
-
-
-def tokenize(
-    texts: Texts,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    with_types: bool,
-    progress: Callable[[int, int], None] = lambda done, wanted: None,
-) -> TokenizedTexts:
-    """All texts of a part, each cut at `max_length` tokens; of a pair, the longer text is cut first."""
-    ids: list[np.ndarray] = []
-    types: list[np.ndarray] = []
-    for start in range(0, len(texts), CHUNK):
-        part = slice(start, start + CHUNK)
-        encoded = tokenizer(
-            texts.first[part],
-            None if texts.second is None else texts.second[part],
-            truncation=True,
-            max_length=max_length,
-            padding=False,
-            return_token_type_ids=with_types,
-            return_attention_mask=False,
-            verbose=False,
-        )
-        ids += [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
-        if with_types:
-            types += [np.array(row, dtype=np.uint8) for row in encoded["token_type_ids"]]
-        progress(len(ids), len(texts))
-    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return TokenizedTexts(ids, types if with_types else None, texts.labels, padding)
-
-
-def _padded(rows: list[np.ndarray], padding: int) -> Tensor:
-    filled = np.full((len(rows), max(len(row) for row in rows)), padding, dtype=np.int64)
-    for row, target in zip(rows, filled, strict=True):
-        target[: len(row)] = row
-    return torch.from_numpy(filled)
-
-
-SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
-"""Names of GLUE's submission files that are not the task's own."""
-
-HIGHEST_SCORE = 5.0
-"""Of STS-B."""
+RECIPES: dict[str, FinetuningRecipe] = {"paper": PAPER, "mini": MINI, "smoke": SMOKE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Everything that decides what comes out, but for the data."""
+class FinetuningCell(Cell[FinetuningData]):
+    """One task, attention and seed; one of many if the best is searched for."""
 
-    task: str
+    job = "finetune"
+    recipe: FinetuningRecipe
     model: str
-    attention: str
+    new_head: bool
     conv_kernel_size: int | None
     """Of the skip convolution that the model has with this attention."""
-    seed: int
-    preset: str
-    recipe: Recipe
     search: bool
     """One of the runs from which the best on the development part is taken."""
-    settings: dict[str, object]
-    """Fields of `TrainingArguments` that the user has set."""
-    dtype: str
 
     @property
     def variant(self) -> str:
-        """What tells it from others in a sweep, also as a folder: the attention, and its convolution if it has one."""
+        """The attention, and its convolution if it has one."""
         return self.attention + (f"-conv-{self.conv_kernel_size}" if self.conv_kernel_size else "")
 
-    def config(self) -> dict[str, object]:
-        """As it is noted in the folder and in each record."""
-        return {
-            "task": self.task,
-            "model": self.model,
-            "attention": self.attention,
-            "conv_kernel_size": self.conv_kernel_size,
-            "preset": self.preset,
-            **{name: value for name, value in vars(self.recipe).items() if value is not None},
-            "search": self.search,
-            "settings": self.settings,
-            "dtype": self.dtype,
-            "processes": processes(),
+    @property
+    def folder(self) -> Path:
+        tried = f"batch-{self.recipe.batch_size}-rate-{self.recipe.learning_rate:g}"
+        return super().folder / tried if self.search else super().folder
+
+    def defaults(self, data: FinetuningData | None) -> dict[str, object]:
+        if data is None:
+            return self.recipe.arguments(1, metrics_of(self.task, False)[0])
+        return self.recipe.arguments(len(data.train), metrics_of(self.task, data.is_regression)[0])
+
+    def trainer(
+        self, data: FinetuningData, arguments: TrainingArguments, callbacks: list[TrainerCallback]
+    ) -> ExactTrainer:
+        patience = self.recipe.patience
+        trainer = ExactTrainer(
+            model=load_classifier(
+                Source(name=self.model, new_head=self.new_head),
+                attention=self.attention,
+                conv_kernel_size=self.conv_kernel_size or 0,
+                max_length=self.recipe.max_length,
+                labels=data.splits.labels,
+            ),
+            args=arguments,
+            data_collator=as_is,
+            train_dataset=data.train,
+            eval_dataset=next(iter(data.dev.values())),
+            processing_class=data.tokenizer,
+            compute_metrics=metric_function(metrics_of(self.task, data.is_regression)),
+            preprocess_logits_for_metrics=numbers_of if data.is_regression else classes_of,
+            callbacks=callbacks + ([EarlyStoppingCallback(patience)] if patience else []),
+        )
+        if patience:
+            end_where_stopped(trainer, patience)
+        return trainer
+
+    def score(self, trainer: ExactTrainer, data: FinetuningData) -> tuple[float, dict[str, object]]:
+        """The paper's metric on the test part, where that has labels; otherwise on the first development part.
+
+        Test parts without labels are predicted, as GLUE's server reads them.
+        """
+        metrics = metrics_of(self.task, data.is_regression)
+        found = score_parts(trainer, data, metrics)
+        write_predictions(trainer, data, self.task)
+        dev = next(iter(data.dev))
+        part = next((name for name in data.test if name in found), dev)
+        return found[part][metrics[0]], {
+            "name": metrics[0],
+            "part": part,
+            "dev_score": found[dev][metrics[0]],
+            "scores": found,
+            "scored_examples": {name: len((data.dev | data.test)[name]) for name in found},
+            "left_out": data.splits.train.left_out,
+            "mean_length": round(float(data.train.lengths.mean()), 1),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuningData:
-    """The parts of a data set as the model reads them, beside the texts they come from."""
+class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
+    """What `finetune` was asked for."""
 
-    splits: TextSplits
-    train: TokenizedTexts
-    dev: dict[str, TokenizedTexts]
-    test: dict[str, TokenizedTexts]
+    model: str
+    tokenizer: str
+    conv_kernel_size: int | None
+    """Of all attentions; None leaves each model with what it has, 0 without."""
+    text_column: str
+    pair_column: str
+    label_column: str
+    search: bool
+    epochs: float | None
+    learning_rate: float | None
+    patience: int | None
+    train_examples: int | None
+    dev_examples: int | None
+    test_examples: int | None
+    predict: bool | None
+    """Whether to predict test parts without labels; None does in full runs, as others are not worth submitting."""
+    new_head: bool
+
+    def __post_init__(self) -> None:
+        if self.search and (self.batch_size or self.learning_rate):
+            raise ValueError("--search tries batch sizes and learning rates: leave out --batch-size, --learning-rate.")
+        if (self.pair_column or self.label_column) and not self.text_column:
+            raise ValueError("--text-column is missing: give the column of the (first) text.")
+        if (CUSTOM in self.tasks) != bool(self.text_column) or (self.text_column and len(self.tasks) > 1):
+            raise ValueError(
+                f"TASK {self.task}: --text-column, --pair-column and --label-column belong to the task {CUSTOM!r} "
+                f"alone, which needs --text-column; the columns of other tasks are known."
+            )
+        if self.text_column and not self.data:
+            raise ValueError(f"TASK {CUSTOM}: needs --data, a file or a folder with train.csv or the like.")
+        for attention in self.attentions:
+            check_attention(self.source, attention, self.conv_kernel_size)
+        if self.max_length is not None:
+            self.source.check_length(self.max_length)
+        super().__post_init__()
+
+    @cached_property
+    def source(self) -> Source:
+        register()
+        return Source(name=self.model, new_head=self.new_head)
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        names = PAPER_TASKS if self.task == "all" else tuple(map(task_name, self.names("TASK", self.task)))
+        for name in names:
+            check_choice("TASK", name, (*TASKS, CUSTOM, "all"))
+        return names
+
+    @cached_property
+    def attentions(self) -> tuple[str, ...]:
+        return self.names("--attention", self.attention) or (self.source.attention,)
+
+    @cached_property
+    def recipes(self) -> list[FinetuningRecipe]:
+        """One, or all of a search."""
+        recipe = RECIPES[self.preset].changed(
+            steps=self.steps,
+            batch_size=self.batch_size,
+            max_length=self.max_length,
+            learning_rate=self.learning_rate,
+            epochs=self.epochs,
+            patience=self.patience,
+            train_examples=self.train_examples,
+            dev_examples=self.dev_examples,
+            test_examples=self.test_examples,
+        )
+        if self.epochs is not None and self.steps is None:
+            recipe = replace(recipe, steps=None)
+        room = self.source.max_length
+        if self.max_length is None and room is not None:  # only a length that was asked for lengthens a model
+            recipe = replace(recipe, max_length=min(recipe.max_length, room))
+        if not self.search:
+            return [recipe]
+        return [
+            replace(recipe, batch_size=batch_size, learning_rate=rate)
+            for batch_size in SEARCH_BATCH_SIZES
+            for rate in SEARCH_LEARNING_RATES
+        ]
+
+    @cached_property
+    def cells(self) -> list[FinetuningCell]:
+        return [
+            FinetuningCell(
+                task=task,
+                attention=attention,
+                seed=seed,
+                preset=self.preset,
+                recipe=recipe,
+                model=self.model,
+                new_head=self.new_head,
+                conv_kernel_size=self.source.conv_kernel_size(attention, self.conv_kernel_size),
+                search=self.search,
+                settings=self.all_settings,
+                dtype=self.dtype,
+            )
+            for task in self.tasks
+            for attention in self.attentions
+            for seed in self.all_seeds
+            for recipe in self.recipes
+        ]
+
+    def read(self, cell: FinetuningCell, arguments: TrainingArguments, say: Callable[[str], None]) -> FinetuningData:
+        tokenizer = self.source.tokenizer(self.tokenizer)
+        splits = read_custom(self.data, self.columns) if cell.task == CUSTOM else read_task(cell.task, self.data)
+        self.source.check_head(splits.labels)
+        if splits.train.left_out:
+            say(f"{cell.task}: {splits.train.left_out:,} damaged lines of the training file were left out, as is usual")
+        predict = self.preset == "paper" if self.predict is None else self.predict
+        types = getattr(self.source.config(), "type_vocab_size", 0) > 1
+        return FinetuningData.of(
+            cell.task,
+            cell.recipe.limited(splits, with_unlabeled=predict),
+            tokenizer,
+            cell.recipe.max_length,
+            with_types=types and "token_type_ids" in tokenizer.model_input_names,
+        )
 
     @property
-    def is_regression(self) -> bool:
-        return self.splits.labels is None
+    def columns(self) -> Columns:
+        return Columns(first=self.text_column, second=self.pair_column or None, label=self.label_column or "label")
+
+    def line(self, cell: FinetuningCell, record: dict[str, object]) -> str:
+        return (
+            f"{cell.task}, {cell.variant}, seed {cell.seed}: {SCORES[record['name']]} {100 * record['value']:.2f} on "
+            f"{record['scored_examples'][record['part']]:,} examples ({record['part']}), after {record['step']:,} "
+            f"steps and {record['examples_seen']:,} examples"
+        )
+
+    def tables(self, records: Iterable[dict[str, object]]) -> list[Table]:
+        return finetune_tables(records)
 
 
 def metrics_of(task: str, is_regression: bool) -> tuple[str, ...]:
@@ -247,75 +348,13 @@ def metrics_of(task: str, is_regression: bool) -> tuple[str, ...]:
     return ("pearson", "spearman") if is_regression else ("accuracy",)
 
 
-def arguments_of(cell: Cell, out: Path, device: str, train_examples: int, metric: str) -> TrainingArguments:
-    return training_arguments(
-        out,
-        batch_size=cell.recipe.batch_size,
-        seed=cell.seed,
-        device=device,
-        dtype=cell.dtype,
-        defaults=cell.recipe.arguments(train_examples, metric),
-        settings=cell.settings,
-    )
-
-
-def run_cell(
-    cell: Cell,
-    data: FinetuningData,
-    load_model: Callable[[], PreTrainedModel],
-    tokenizer: PreTrainedTokenizerBase,
-    out: Path,
-    device: str,
-    *,
-    resume: bool,
-    predict: bool,
-) -> dict[str, object]:
-    """Train, take the model that was best on the first development part, and score it. Returns the record.
-
-    With `predict`, the predictions for test parts without labels are written as GLUE's server reads them.
-    """
-    metrics = metrics_of(cell.task, data.is_regression)
-    arguments = arguments_of(cell, out, device, len(data.train), metrics[0])
-    config = {**cell.config(), "data": data.splits.fingerprint()}
-    with arguments.main_process_first():  # the others find the folder as it shall be
-        if arguments.should_save:
-            prepare_folder(out, config, resume)
-    if (done := result_in(out)) is not None:
-        return done
-    recorder = Recorder(out, job="finetune", config=config, seed=cell.seed)
-    set_seed(cell.seed)
-    callbacks = [ShowProgress(f"{cell.task} {cell.variant} seed {cell.seed}"), Record(recorder), Curves(out)]
-    patience = cell.recipe.patience
-    trainer = ExactTrainer(
-        model=load_model(),
-        args=arguments,
-        data_collator=as_is,
-        train_dataset=data.train,
-        eval_dataset=next(iter(data.dev.values())),
-        processing_class=tokenizer,
-        compute_metrics=metric_function(metrics),
-        preprocess_logits_for_metrics=numbers_of if data.is_regression else classes_of,
-        callbacks=callbacks + ([StopEarly(metrics[0], patience)] if patience else []),
-    )
-    if patience:
-        end_where_stopped(trainer, metrics[0], patience)
-    train(trainer)
-    found = score_parts(trainer, data, metrics)
-    if predict:
-        write_predictions(trainer, data, cell.task, out)
-    finish(trainer)
-    if arguments.should_save:
-        record_result(recorder, trainer, cell, data, metrics[0], found)
-    trainer.accelerator.wait_for_everyone()
-    return result_in(out)
-
-
-def end_where_stopped(trainer: ExactTrainer, metric: str, patience: int) -> None:
+def end_where_stopped(trainer: ExactTrainer, patience: int) -> None:
     """A run that had stopped early and was killed before it was scored takes no further step."""
     checkpoint = last_checkpoint(Path(trainer.args.output_dir))
     if checkpoint is not None:
         state = trainer_state(checkpoint)
-        if has_stalled(state["log_history"], metric, patience):
+        noted = state["stateful_callbacks"][EarlyStoppingCallback.__name__]["attributes"]
+        if noted["early_stopping_patience_counter"] >= patience:
             trainer.args.max_steps = state["global_step"]
 
 
@@ -333,7 +372,7 @@ def predictions(trainer: ExactTrainer, part: TokenizedTexts) -> np.ndarray:
     return in_order
 
 
-def write_predictions(trainer: ExactTrainer, data: FinetuningData, task: str, out: Path) -> None:
+def write_predictions(trainer: ExactTrainer, data: FinetuningData, task: str) -> None:
     """`predictions/TASK.tsv` for test parts without labels: `index` and `prediction`, with names of classes."""
     for name, part in data.test.items():
         if part.labels is not None:
@@ -347,37 +386,7 @@ def write_predictions(trainer: ExactTrainer, data: FinetuningData, task: str, ou
         title = SUBMISSIONS.get(name, TASKS[task].title if task in TASKS else name)
         if trainer.args.should_save:
             lines = ["index\tprediction", *("\t".join(row) for row in rows)]
-            write_text(out / "predictions" / f"{title}.tsv", "\n".join(lines) + "\n")
-
-
-def record_result(
-    recorder: Recorder,
-    trainer: ExactTrainer,
-    cell: Cell,
-    data: FinetuningData,
-    metric: str,
-    found: dict[str, dict[str, float]],
-) -> None:
-    """The paper's metric on the test part, where that has labels; else on the first development part."""
-    dev = next(iter(data.dev))
-    part = next((name for name in data.test if name in found), dev)
-    steps = trainer.state.global_step
-    recorder.record(
-        RESULTS["finetune"],
-        found[part][metric],
-        name=metric,
-        part=part,
-        dev_score=found[dev][metric],
-        scores=found,
-        step=steps,
-        best_step=trainer.state.best_global_step,
-        examples_seen=examples_seen(steps, cell.recipe.batch_size, len(data.train)),
-        train_examples=len(data.train),
-        scored_examples={name: len((data.dev | data.test)[name]) for name in found},
-        left_out=data.splits.train.left_out,
-        mean_length=round(float(data.train.lengths.mean()), 1),
-        parameters=trainer.model.num_parameters(),
-    )
+            write_text(Path(trainer.args.output_dir) / "predictions" / f"{title}.tsv", "\n".join(lines) + "\n")
 
 
 def classes_of(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,23 +1,30 @@
-"""Long Range Arena: the recipes of each task, and one run by one of them."""
+"""Long Range Arena: the recipes of each task, one run by one of them, and the sweep that `lra` asks for."""
 
-from dataclasses import dataclass, fields, replace
-from functools import partial
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
-from transformers import TrainingArguments, set_seed
-from transformers.trainer_utils import EvalPrediction
+from transformers import TrainerCallback, TrainingArguments
 
-from nystromformer.data.lra import TASKS, Examples, Splits, as_is
+from nystromformer.checks import check_choice
+from nystromformer.data.hub import local_folder
+from nystromformer.data.lra import TASKS, Examples, Splits, as_is, listops, pathfinder, task_folder
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
+from nystromformer.data.lra.readers import check_options
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.records import RESULTS, Recorder, result_in
-from nystromformer.training.arguments import processes, training_arguments
-from nystromformer.training.callbacks import Curves, Record, ShowProgress
-from nystromformer.training.trainer import ExactTrainer, examples_seen, finish, prepare_folder, train
+from nystromformer.progress import count_bar
+from nystromformer.report.table import Table
+from nystromformer.report.tables import lra_tables
+from nystromformer.training.arguments import Recipe, on_cpu, processes
+from nystromformer.training.metrics import metric_function
+from nystromformer.training.sweep import Cell, Sweep
+from nystromformer.training.trainer import ExactTrainer
 
 ATTENTIONS = (
     "standard",
@@ -30,40 +37,19 @@ ATTENTIONS = (
 )
 """The columns of `lra all`."""
 
+GENERATED = Path("data/lra")
+"""Where data that was not given is made."""
 
-@dataclass(frozen=True, kw_only=True)
-class Legacy:
-    """What the released code does differently, each a switch. All are off by default: the correct behaviour."""
-
-    padding_id: bool = False
-    """The token value 0 counts as padding: black pixels vanish."""
-    pooling: bool = False
-    """The mean over tokens divides by the padded length, not by their number."""
-    text_length: bool = False
-    """Text is cut at 1,000 bytes, not at 4,000."""
-    dev_is_test: bool = False
-    """Text is developed on its test part."""
-    no_seed: bool = False
-    """A seed from the system's entropy, another one in each run (it is recorded)."""
-    one_cycle: bool = False
-    """A one-cycle schedule: it starts at 1/25 of the learning rate and cycles Adam's β₁ 0.95 → 0.85 → 0.95."""
-    drop_last: bool = False
-    """Evaluations leave out the last batch where it is smaller."""
-
-    def names(self) -> list[str]:
-        return [switch.name for switch in fields(self) if getattr(self, switch.name)]
+LEGACY_TEXT_LENGTH = 1_000
+"""Where the released script cuts Text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LraRecipe(Recipe):
     """How a task is trained and tested. The defaults are what the paper's recipes share."""
 
     steps: int
-    batch_size: int
-    warmup: int
     eval_every: int
-    max_length: int
-    """Longer inputs are cut. The position table has room for the next power of two."""
     learning_rate: float = 1e-4
     attention_dropout: float = 0.1
     """Of the attention matrix, in the attention that has one: standard."""
@@ -76,7 +62,11 @@ class Recipe:
 
     @property
     def positions(self) -> int:
+        """Room in the position table: the next power of two."""
         return 1 << (self.max_length - 1).bit_length()
+
+    def noted(self) -> dict[str, object]:
+        return {name: value for name, value in super().noted().items() if name != "data"}
 
     def arguments(self) -> dict[str, object]:
         """Fields of `TrainingArguments`."""
@@ -101,91 +91,242 @@ class Recipe:
 
 
 PAPER = {
-    "listops": Recipe(steps=5_000, batch_size=32, warmup=1_000, eval_every=50, max_length=2_000, data=ListOpsOptions()),
-    "text": Recipe(steps=20_000, batch_size=32, warmup=8_000, eval_every=500, max_length=4_000),
-    "retrieval": Recipe(steps=30_000, batch_size=32, warmup=800, eval_every=300, max_length=4_000),
-    "image": Recipe(steps=35_000, batch_size=256, warmup=175, eval_every=175, max_length=1_024),
-    "pathfinder": Recipe(
+    "listops": LraRecipe(
+        steps=5_000, batch_size=32, warmup=1_000, eval_every=50, max_length=2_000, data=ListOpsOptions()
+    ),
+    "text": LraRecipe(steps=20_000, batch_size=32, warmup=8_000, eval_every=500, max_length=4_000),
+    "retrieval": LraRecipe(steps=30_000, batch_size=32, warmup=800, eval_every=300, max_length=4_000),
+    "image": LraRecipe(steps=35_000, batch_size=256, warmup=175, eval_every=175, max_length=1_024),
+    "pathfinder": LraRecipe(
         steps=62_400, batch_size=256, warmup=312, eval_every=312, max_length=1_024, data=PathfinderSetOptions()
     ),
 }
 
-
 # Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.
-BRIEF = {"steps": 600, "batch_size": 16, "warmup": 60, "eval_every": 200, "learning_rate": 1e-3}
-
-LITTLE = {"attention_dropout": 0.0, "dev_examples": 500, "test_examples": 2_000}
-
+_MINI = LraRecipe(
+    steps=600,
+    batch_size=16,
+    warmup=60,
+    eval_every=200,
+    max_length=1_000,
+    learning_rate=1e-3,
+    attention_dropout=0.0,
+    dev_examples=500,
+    test_examples=2_000,
+)
 MINI = {
-    "listops": Recipe(
-        **BRIEF | {"learning_rate": 2e-3, "eval_every": 100},
-        **LITTLE,
+    "listops": replace(
+        _MINI,
+        eval_every=100,
         max_length=256,
+        learning_rate=2e-3,
         data=ListOpsOptions(min_tokens=64, max_tokens=256, train=20_000, dev=2_000, test=2_000),
     ),
-    "text": Recipe(**BRIEF, **LITTLE, max_length=1_000),
-    "retrieval": Recipe(**BRIEF | {"batch_size": 8}, **LITTLE, max_length=1_000),
-    "image": Recipe(**BRIEF, **LITTLE, max_length=1_024),
-    "pathfinder": Recipe(
-        **BRIEF, **LITTLE, max_length=1_024, data=PathfinderSetOptions(count=20_000, contour_length=6)
-    ),
+    "text": _MINI,
+    "retrieval": replace(_MINI, batch_size=8),
+    "image": replace(_MINI, max_length=1_024),
+    "pathfinder": replace(_MINI, max_length=1_024, data=PathfinderSetOptions(count=20_000, contour_length=6)),
 }
 
-
-SMALLEST = {"steps": 4, "batch_size": 4, "warmup": 1, "eval_every": 2, "max_length": 128, "learning_rate": 1e-3}
-
-FEW = {"attention_dropout": 0.0, "train_examples": 16, "dev_examples": 6, "test_examples": 10}
-
+_SMOKE = LraRecipe(
+    steps=4,
+    batch_size=4,
+    warmup=1,
+    eval_every=2,
+    max_length=128,
+    learning_rate=1e-3,
+    attention_dropout=0.0,
+    train_examples=16,
+    dev_examples=6,
+    test_examples=10,
+)
 SMOKE = {
-    "listops": Recipe(**SMALLEST, **FEW, data=ListOpsOptions(min_tokens=16, max_tokens=64, train=16, dev=6, test=10)),
-    "text": Recipe(**SMALLEST, **FEW),
-    "retrieval": Recipe(**SMALLEST, **FEW),
-    "image": Recipe(**SMALLEST, **FEW),
-    "pathfinder": Recipe(**SMALLEST, **FEW, data=PathfinderSetOptions(count=40)),
+    "listops": replace(_SMOKE, data=ListOpsOptions(min_tokens=16, max_tokens=64, train=16, dev=6, test=10)),
+    "text": _SMOKE,
+    "retrieval": _SMOKE,
+    "image": _SMOKE,
+    "pathfinder": replace(_SMOKE, data=PathfinderSetOptions(count=40)),
 }
 
-
-RECIPES: dict[str, dict[str, Recipe]] = {"paper": PAPER, "mini": MINI, "smoke": SMOKE}
-
-TEXT_LENGTH = 1_000
-"""Where the released script cuts Text."""
+RECIPES: dict[str, dict[str, LraRecipe]] = {"paper": PAPER, "mini": MINI, "smoke": SMOKE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Everything that decides what comes out."""
+class Legacy:
+    """What the released code does differently, each a switch. All are off by default: the correct behavior."""
 
-    task: str
-    attention: str
-    seed: int
-    preset: str
-    recipe: Recipe
+    padding_id: bool = False
+    """The token value 0 counts as padding: black pixels vanish."""
+    pooling: bool = False
+    """The mean over tokens divides by the padded length, not by their number."""
+    text_length: bool = False
+    """Text is cut at 1,000 bytes, not at 4,000."""
+    dev_is_test: bool = False
+    """Text is developed on its test part."""
+    no_seed: bool = False
+    """A seed from the system's entropy, another one in each run (it is recorded)."""
+    one_cycle: bool = False
+    """A one-cycle schedule: it starts at 1/25 of the learning rate and cycles Adam's β₁ 0.95 → 0.85 → 0.95."""
+    drop_last: bool = False
+    """Evaluations leave out the last batch where it is smaller."""
+
+    def names(self) -> list[str]:
+        return [switch.name for switch in fields(self) if getattr(self, switch.name)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LraCell(Cell[Splits]):
+    """One task, attention and seed."""
+
+    job = "lra"
+    recipe: LraRecipe
     legacy: Legacy
-    settings: dict[str, object]
-    """Fields of `TrainingArguments` that the user has set."""
-    dtype: str
 
     def config(self) -> dict[str, object]:
-        """As it is noted in the folder and in each record."""
-        recipe = {name: value for name, value in vars(self.recipe).items() if name != "data" and value is not None}
-        return {
-            "task": self.task,
-            "attention": self.attention,
-            "seed": self.seed,
-            "preset": self.preset,
-            **recipe,
-            "legacy": self.legacy.names(),
-            "settings": self.settings,
-            "dtype": self.dtype,
-            "processes": processes(),
+        return super().config() | {"legacy": self.legacy.names()}
+
+    def defaults(self, data: Splits | None) -> dict[str, object]:
+        return self.recipe.arguments()
+
+    def model(self) -> NystromformerForLongRangeArena:
+        task, recipe = TASKS[self.task], self.recipe
+        config = lra_config(
+            attention=self.attention,
+            vocab_size=task.vocabulary,
+            num_labels=task.classes,
+            problem_type="single_label_classification",
+            max_position_embeddings=recipe.positions,
+            attention_probs_dropout_prob=recipe.attention_dropout,
+            pair=task.pair,
+            pooled_length=recipe.positions if self.legacy.pooling else None,
+        )
+        return NystromformerForLongRangeArena(config)
+
+    def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
+        return ExactTrainer(
+            model=self.model(),
+            args=arguments,
+            data_collator=as_is,
+            train_dataset=data.train,
+            eval_dataset=data.dev,
+            compute_metrics=metric_function(("accuracy",)),
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
+            callbacks=callbacks,
+            scheduler=partial(one_cycle, warmup=arguments.warmup_steps) if self.legacy.one_cycle else None,
+        )
+
+    def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, object]]:
+        """On the whole test set."""
+        metrics = trainer.predict(data.test, metric_key_prefix="test").metrics
+        return metrics["test_accuracy"], {
+            "test_examples": len(data.test),
+            "dev_accuracy": trainer.state.best_metric,
+            "majority": majority(data.test),
         }
 
 
-def read_splits(task: str, folder: Path, recipe: Recipe, legacy: Legacy) -> Splits:
+@dataclass(frozen=True, kw_only=True)
+class LraSweep(Sweep[LraCell, Splits]):
+    """What `lra` was asked for."""
+
+    attention_dropout: float | None
+    legacy: Legacy
+
+    def __post_init__(self) -> None:
+        if self.legacy.no_seed and (self.resume or processes() > 1):
+            given = "--resume" if self.resume else f"{processes()} processes"
+            raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
+        for cell in self.cells:  # each with a position table, which some attentions need
+            lra_config(
+                attention=cell.attention,
+                max_position_embeddings=cell.recipe.positions,
+                attention_probs_dropout_prob=cell.recipe.attention_dropout,
+            )
+        super().__post_init__()
+
+    @cached_property
+    def cells(self) -> list[LraCell]:
+        tasks = tuple(TASKS) if self.task == "all" else self.names("TASK", self.task)
+        for task in tasks:
+            check_choice("TASK", task, (*TASKS, "all"))
+        attentions = ATTENTIONS if self.attention == "all" else self.names("--attention", self.attention)
+        if not attentions:
+            attentions = ATTENTIONS if self.task == "all" else ("nystrom-64",)
+        dtype = self.dtype or ("float32" if self.preset != "paper" or on_cpu(self.device) else "float16")
+        seeds = [secrets.randbelow(2**31) for _ in self.all_seeds] if self.legacy.no_seed else self.all_seeds
+        return [
+            LraCell(
+                task=task,
+                attention=attention,
+                seed=seed,
+                preset=self.preset,
+                recipe=self.recipe_of(task),
+                legacy=self.legacy,
+                settings=self.all_settings,
+                dtype=dtype,
+            )
+            for task in tasks
+            for attention in attentions
+            for seed in seeds
+        ]
+
+    def recipe_of(self, task: str) -> LraRecipe:
+        return RECIPES[self.preset][task].changed(
+            steps=self.steps,
+            batch_size=self.batch_size,
+            max_length=self.max_length,
+            attention_dropout=self.attention_dropout,
+        )
+
+    def read(self, cell: LraCell, arguments: TrainingArguments, say: Callable[[str], None]) -> Splits:
+        with arguments.main_process_first():  # which generates what is not there
+            folder = self.data_folder(cell, say)
+        return read_splits(cell.task, folder, cell.recipe, cell.legacy)
+
+    def data_folder(self, cell: LraCell, say: Callable[[str], None]) -> Path:
+        """Where the data of a cell's task is: as given, on the Hub, or generated here."""
+        task = TASKS[cell.task]
+        if self.data:
+            folder = local_folder(self.data)
+            inner = task_folder(folder, cell.task)
+            if inner is not None or len({cell.task for cell in self.cells}) == 1:
+                return inner or folder
+        if task.hub_id is not None:
+            return local_folder(task.hub_id)
+        if cell.recipe.data is None:
+            raise ValueError(
+                f"{cell.task}: no --data given; {task.source.format(name=cell.task)}, and give its folder."
+            )
+        folder = GENERATED / f"{cell.task}-{self.preset}"
+        if not folder.exists():
+            say(f"making {folder} once, since no --data was given")
+            generate(cell.task, folder, cell.recipe.data)
+        check_options(folder, asdict(cell.recipe.data))
+        return folder
+
+    def line(self, cell: LraCell, record: dict[str, object]) -> str:
+        return (
+            f"{TASKS[cell.task].title}, {cell.attention}, seed {cell.seed}: {100 * record['value']:.2f} % of "
+            f"{record['test_examples']:,} test examples right, after {record['step']:,} steps and "
+            f"{record['examples_seen']:,} examples"
+        )
+
+    def tables(self, records: Iterable[dict[str, object]]) -> list[Table]:
+        return lra_tables(records)
+
+
+def generate(task: str, folder: Path, data: ListOpsOptions | PathfinderSetOptions, workers: int | None = None) -> None:
+    """Make the data of a task, with a progress bar."""
+    maker = {"listops": listops.generate, "pathfinder": pathfinder.generate}[task]
+    with count_bar(f"{task} examples") as progress:
+        maker(folder, data, workers, progress)
+
+
+def read_splits(task: str, folder: Path, recipe: LraRecipe, legacy: Legacy) -> Splits:
     """The data of a task as the recipe uses it. Raises `ValueError` for data that is not as it should be."""
     max_length = recipe.max_length
     if task == "text":
-        max_length = min(max_length, TEXT_LENGTH) if legacy.text_length else max_length
+        max_length = min(max_length, LEGACY_TEXT_LENGTH) if legacy.text_length else max_length
         splits = TASKS[task].read(folder, max_length, dev_is_test=legacy.dev_is_test)
     else:
         splits = TASKS[task].read(folder, max_length)
@@ -209,90 +350,9 @@ def _used(examples: Examples, count: int | None, legacy: Legacy, drop_last: int 
     return examples
 
 
-def build_model(cell: Cell) -> NystromformerForLongRangeArena:
-    task, recipe = TASKS[cell.task], cell.recipe
-    set_seed(cell.seed)
-    config = lra_config(
-        attention=cell.attention,
-        vocab_size=task.vocabulary,
-        num_labels=task.classes,
-        problem_type="single_label_classification",
-        max_position_embeddings=recipe.positions,
-        attention_probs_dropout_prob=recipe.attention_dropout,
-        pair=task.pair,
-        pooled_length=recipe.positions if cell.legacy.pooling else None,
-    )
-    return NystromformerForLongRangeArena(config)
-
-
-def arguments_of(cell: Cell, out: Path, device: str) -> TrainingArguments:
-    return training_arguments(
-        out,
-        batch_size=cell.recipe.batch_size,
-        seed=cell.seed,
-        device=device,
-        dtype=cell.dtype,
-        defaults=cell.recipe.arguments(),
-        settings=cell.settings,
-    )
-
-
-def prepare_cell(
-    cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, resume: bool
-) -> dict[str, object]:
-    """Note the configuration in the folder and return it. Raises `ValueError` where another run is there."""
-    config = {**cell.config(), "data": splits.fingerprint()}
-    with arguments.main_process_first():  # the others find the folder as it shall be
-        if arguments.should_save:
-            prepare_folder(out, config, resume)
-    return config
-
-
-def run_cell(
-    cell: Cell, splits: Splits, out: Path, arguments: TrainingArguments, config: dict[str, object]
-) -> dict[str, object]:
-    """Train, take the model that was best on the dev set, and test it on the whole test set. Returns the record."""
-    recorder = Recorder(out, job="lra", config=config, seed=cell.seed)
-    trainer = ExactTrainer(
-        model=build_model(cell),
-        args=arguments,
-        data_collator=as_is,
-        train_dataset=splits.train,
-        eval_dataset=splits.dev,
-        compute_metrics=accuracy,
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
-        callbacks=[ShowProgress(f"{cell.task} {cell.attention} seed {cell.seed}"), Record(recorder), Curves(out)],
-        scheduler=partial(one_cycle, warmup=arguments.warmup_steps) if cell.legacy.one_cycle else None,
-    )
-    train(trainer)
-    metrics = trainer.predict(splits.test, metric_key_prefix="test").metrics
-    finish(trainer)
-    if arguments.should_save:
-        steps = trainer.args.max_steps
-        recorder.record(
-            RESULTS["lra"],
-            metrics["test_accuracy"],
-            step=steps,
-            examples_seen=examples_seen(steps, cell.recipe.batch_size, len(splits.train)),
-            train_examples=len(splits.train),
-            test_examples=len(splits.test),
-            dev_accuracy=trainer.state.best_metric,
-            best_step=trainer.state.best_global_step,
-            majority=majority(splits.test),
-            parameters=trainer.model.num_parameters(),
-        )
-    trainer.accelerator.wait_for_everyone()
-    return result_in(out)
-
-
 def majority(examples: Examples) -> float:
     """The accuracy of always saying the most frequent class."""
     return float(np.bincount(examples.classes).max() / len(examples))
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """The share of right classes."""
-    return {"accuracy": float(np.mean(prediction.predictions == prediction.label_ids))}
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> LRScheduler:

@@ -71,7 +71,7 @@ def results(out: Path) -> list[dict]:
 def test_each_task_trains_and_is_tested_on_the_whole_test_set(task, data, tmp_path):
     out = tmp_path / "run"
     assert smoke(task, data, out) == 0
-    names = {path.name for path in out.iterdir()}
+    names = {path.name for path in out.iterdir()} - {".lock"}
     assert names == {"config.json", "records.jsonl", "model", "tensorboard", "table.md"}
     assert not list(out.rglob("*.pt")) + list(out.rglob("*.bin")) + list(out.rglob("*.pth")), "no pickle"
     (record,) = results(out)
@@ -92,7 +92,7 @@ def test_the_grid_is_resumed_where_it_stopped_and_makes_the_table(data, tmp_path
     assert smoke(*arguments) == 0
     assert len(results(out)) == 8
     table = (out / "table.md").read_text()
-    assert table in capsys.readouterr().out + "\n"
+    assert "most frequent class" in capsys.readouterr().out
     header, _, standard, nystrom, majority = table.splitlines()[2:7]
     assert header == "| attention | listops | text | average |"
     assert standard.count("±") == 2
@@ -104,7 +104,7 @@ def test_the_grid_is_resumed_where_it_stopped_and_makes_the_table(data, tmp_path
     finished = out / "text" / "standard" / "seed-1" / "records.jsonl"
     before = finished.read_bytes()
     assert smoke(*arguments) == 2
-    assert "holds a run already: go on with --resume" in capsys.readouterr().err
+    assert "holds a run already: resume it with --resume" in capsys.readouterr().err
     shutil.rmtree(out / "listops" / "nystrom-8" / "seed-2")
     assert smoke(*arguments, "--resume") == 0
     assert len(results(out)) == 8
@@ -204,16 +204,19 @@ BAD = [
     (["listop"], "TASK='listop': must be one of 'listops'"),
     (["listops", "--attention", "nystrm-64"], "Did you mean 'nystrom'"),
     (["listops", "--attention", "standard,"], "must be names separated by commas"),
-    (["listops", "--preset", "papr"], "--preset='papr': must be one of 'paper', 'mini', 'smoke'"),
-    (["listops", "--seeds", "1,x"], "--seeds 1,x: must be whole numbers"),
-    (["listops", "--seeds", "-1"], "none below 0"),
-    (["listops", "--steps", "0"], "--steps 0: must be at least 1"),
-    (["listops", "--batch-size", "0"], "--batch-size 0: must be at least 1"),
-    (["listops", "--max-length", "0"], "--max-length 0: must be at least 1"),
-    (["listops", "--device", "toaster"], "--device toaster: must be one of auto, cpu, cuda"),
-    (["listops", "--dtype", "int8"], "--dtype int8: must be one of float32"),
+    (
+        ["listops", "--preset", "papr"],
+        "Invalid value for '--preset': 'papr': must be one of paper, mini, smoke. Did you mean 'paper'?",
+    ),
+    (["listops", "--seeds", "1,x"], "--seeds '1,x': must be whole numbers"),
+    (["listops", "--seeds", "-1"], "each from 0 to 4,294,967,295"),
+    (["listops", "--steps", "0"], "'--steps': '0': must be a whole number from 1 to"),
+    (["listops", "--batch-size", "0"], "'--batch-size': '0': must be a whole number from 1 to"),
+    (["listops", "--max-length", "0"], "'--max-length': '0': must be a whole number from 1 to"),
+    (["listops", "--device", "toaster"], "'--device': 'toaster': must be one of auto, cpu, cuda"),
+    (["listops", "--dtype", "int8"], "'--dtype': 'int8': must be one of float32"),
     (["listops", "--dtype", "float16", "--device", "cpu"], "--dtype float16: needs a GPU"),
-    (["listops", "--attention-dropout", "1.5"], "attention_probs_dropout_prob=1.5"),
+    (["listops", "--attention-dropout", "1.5"], "'--attention-dropout': '1.5': must be a number from 0 to 0.99"),
     (["listops", "--set", "learning_rat=1"], "Did you mean 'learning_rate'"),
     (["listops", "--set", "learning_rate=fast"], "--set learning_rate=fast: argument --learning_rate"),
     (["listops", "--set", "seed=1"], "--set seed=1: use --seed instead"),
@@ -279,7 +282,7 @@ BAD_DATA = [
     (["pathfinder", "--min-tokens", "5"], "--min-tokens: belongs to listops"),
     (["pathfinder", "--count", "5"], "count=5: must be even"),
     (["listops", "--preview", "x.png"], "--preview: belongs to pathfinder"),
-    (["listops", "--workers", "0"], "--workers 0: must be at least 1"),
+    (["listops", "--workers", "0"], "'--workers': '0': must be a whole number from 1 to"),
     (["listops", "--min-tokens", "50", "--max-tokens", "51"], "must be larger by 2 at least"),
     (["retrieval"], "retrieval is not on the Hub: take new_aan_pairs"),
 ]

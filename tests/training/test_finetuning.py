@@ -13,9 +13,10 @@ import nystromformer
 from nystromformer.attention import SkipConvolution
 from nystromformer.data.glue import Texts
 from nystromformer.models.conversion import convert_model
-from nystromformer.report.finetune_table import best_results, finetune_tables
-from nystromformer.training.callbacks import has_stalled
-from nystromformer.training.finetuning import RECIPES, Recipe, predictions, tokenize
+from nystromformer.report.table import tables_markdown
+from nystromformer.report.tables import best_results, finetune_tables
+from nystromformer.training.finetuning import RECIPES, FinetuningRecipe, predictions
+from nystromformer.training.finetuning_data import tokenize
 from nystromformer.training.finetuning_models import Source, load_classifier
 from nystromformer.training.metrics import scores
 from nystromformer.training.trainer import LongestFirst
@@ -158,14 +159,11 @@ def test_the_default_recipe_is_the_papers():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.learning_rate, recipe.epochs, recipe.patience) == (32, 3e-5, 4, None)
     assert recipe.arguments(3_668, "f1")["max_steps"] == 4 * 115
-    assert Recipe(epochs=0.5).steps_of(64) == 1
+    assert FinetuningRecipe(epochs=0.5).steps_of(64) == 1
 
 
-def test_stopping_is_decided_from_the_log():
-    log = [{"loss": 1.0}, {"eval_f1": 0.5, "step": 1}, {"eval_f1": 0.5, "step": 2}]
-    assert has_stalled(log, "f1", 1), "as good is not better"
-    assert not has_stalled(log, "f1", 2)
-    assert not has_stalled([], "f1", 1)
+def markdown_of(records: list[dict]) -> str:
+    return tables_markdown(finetune_tables(records))
 
 
 def record(task: str, attention: str, value: float, seed: int = 0, **changes: object) -> dict[str, object]:
@@ -179,7 +177,7 @@ def record(task: str, attention: str, value: float, seed: int = 0, **changes: ob
 
 
 def test_the_table_has_the_papers_beside_ours():
-    table = finetune_tables(
+    table = markdown_of(
         [
             record("imdb", "nystrom-64", 0.92, max_length=1024),
             record("imdb", "nystrom-64", 0.91),
@@ -192,14 +190,14 @@ def test_the_table_has_the_papers_beside_ours():
     assert "| attention | mnli accuracy | mnli-mm accuracy | imdb accuracy | imdb-1024 accuracy |" in lines
     assert "| nystrom-64 | 80.00 (80.90) | 81.00 (82.20) | 91.00 (93.20) | 92.00 (93.00) |" in lines
     assert "| standard | 75.00 ± 7.07 (82.40) | 76.00 ± 7.07 (82.40) | – (93.30) | – |" in lines
-    assert finetune_tables([]) == "No finished run.\n"
+    assert markdown_of([]) == "No finished run.\n"
 
 
 def test_the_table_keeps_runs_with_and_without_a_convolution_apart():
     with_conv = [record("imdb", "nystrom-64", value, seed, conv_kernel_size=33) for seed, value in ((1, 0.9), (2, 0.8))]
     old = record("imdb", "nystrom-64", 0.7)  # a record that does not know of convolutions
     without = record("imdb", "nystrom-64", 0.6, seed=1, conv_kernel_size=None) | {"parameters": 22_713_986}
-    lines = finetune_tables([*with_conv, old, without]).splitlines()
+    lines = markdown_of([*with_conv, old, without]).splitlines()
     assert "| nystrom-64 + conv 33 | 85.00 ± 7.07 (93.20) |" in lines
     assert "| nystrom-64 | 65.00 ± 7.07 (93.20) |" in lines
     assert sum("| nystrom-64 + conv 33 | – |" in line for line in lines) == 1
@@ -211,6 +209,6 @@ def test_the_table_keeps_runs_with_and_without_a_convolution_apart():
 
 @pytest.mark.parametrize("changes", [{"epochs": 2.0}, {"train_examples": 1000}, {"steps": 9}])
 def test_a_shortened_run_is_not_called_the_papers(changes):
-    assert "less training than the paper's" not in finetune_tables([record("mrpc", "standard", 0.8)])
+    assert "less training than the paper's" not in markdown_of([record("mrpc", "standard", 0.8)])
     shortened = [record("mrpc", "standard", 0.8), record("sst2", "standard", 0.9, **changes)]
-    assert "preset `paper` with less training than the paper's" in finetune_tables(shortened)
+    assert "preset `paper` with less training than the paper's" in markdown_of(shortened)
