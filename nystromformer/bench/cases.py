@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from nystromformer.attention import build_attention
 from nystromformer.attention.registry import parse_attention_name
-from nystromformer.checks import check_at_least, check_choice
+from nystromformer.checks import check_at_least, check_choice, parse_whole_numbers
 from nystromformer.errors import install_hint
 from nystromformer.paper import DENSE, PEERS
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PEER_LANDMARKS = 64
+LONGEST = 2**20
+"""Tokens of the longest input that is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +48,23 @@ class Case:
         """What a record says of this case."""
         return {name: value for name, value in asdict(self).items() if name != "seed"}
 
+    @property
+    def input_bytes(self) -> int:
+        """Of queries, keys, values, and what flows back where it does."""
+        numbers = (4 if self.backward else 3) * self.batch * self.length * self.heads * self.head_dim
+        return numbers * DTYPES[self.dtype].itemsize
+
 
 def check_device(device: str) -> None:
+    """A processor or a GPU that is here: what computes nothing, such as `meta`, can't be measured."""
+    reason = "nothing is computed there"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).device.type in ("cpu", "cuda"):
+            return
     except (RuntimeError, AssertionError) as error:
-        available = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {device!r}: must be one of {', '.join(available)} here ({reason}).") from None
+    available = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    raise ValueError(f"device {device!r}: must be one of {', '.join(available)} here ({reason}).")
 
 
 def check_attention_names(names: Iterable[str]) -> None:
@@ -202,22 +213,10 @@ def default_attentions() -> list[str]:
     return [*rows, "performer-256", "reformer-2", "linear", "nystrom-local"]
 
 
-def parse_list(text: str, option: str) -> list[str]:
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items:
-        raise ValueError(f"{option} {text!r}: must name at least one, separated by commas.")
-    return items
-
-
 def parse_lengths(text: str) -> list[int]:
-    """Lengths such as "512,1024", in order and once each.
+    """Lengths such as "512,1024", from short to long and once each.
 
     >>> parse_lengths("1024,512,512")
     [512, 1024]
     """
-    lengths = set()
-    for item in parse_list(text, "--lengths"):
-        if not item.isdecimal() or int(item) < 1:
-            raise ValueError(f"--lengths {text!r}: {item!r} must be a whole number of at least 1, as 512,1024.")
-        lengths.add(int(item))
-    return sorted(lengths)
+    return sorted(parse_whole_numbers("--lengths", text, 1, LONGEST))

@@ -14,6 +14,15 @@ import torch
 
 from nystromformer.bench.cases import Case, prepare
 
+MEASURED = {
+    "cpu": "rise of the process's peak resident memory during one call, in a fresh process",
+    "cuda": "rise of the allocator's peak during one call",
+}
+"""What peak memory is, by the kind of device."""
+WARM_UP_LENGTH = 256
+OUT_OF_MEMORY_EXIT = 86
+"""How a process that measures says that it ran out of memory."""
+
 
 @dataclass(frozen=True)
 class Times:
@@ -41,7 +50,7 @@ def interleaved_times(
 ) -> dict[str, Times]:
     """Time each of `runs` in turn, round after round, until each had `max_repeats` or the `budget` in seconds is used.
 
-    The order rotates from round to round, so that nobody always runs behind the same neighbour. `tick` is called
+    The order rotates from round to round, so that nobody always runs after the same neighbor. `tick` is called
     after each round.
 
     >>> sorted(interleaved_times({"a": lambda: None, "b": lambda: None}, max_repeats=3))
@@ -63,16 +72,6 @@ def interleaved_times(
             seconds[name].append(time.perf_counter() - before)
         tick()
     return {name: Times(tuple(values)) for name, values in seconds.items()}
-
-
-MEASURED = {
-    "cpu": "rise of the process's peak resident memory during one call, in a fresh process",
-    "cuda": "rise of the allocator's peak during one call",
-}
-
-WARM_UP_LENGTH = 256
-
-OUT_OF_MEMORY_EXIT = 86
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
-"""The whole table: memory of each cell in a process of its own, then the times of each length interleaved."""
+"""The whole benchmark: memory of each cell in a process of its own, then the times of each length interleaved."""
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.bench.cases import DTYPES, Case, make_inputs, prepare
 from nystromformer.bench.measure import MEASURED, Memory, Times, interleaved_times, is_out_of_memory, measure_memory
+from nystromformer.checks import check_number
+from nystromformer.errors import UserError
 from nystromformer.paper import DENSE, PEERS
 from nystromformer.records import Recorder
 
 PROBE_LENGTH = 1024
 """Cells longer than four times this are first predicted from a run at this length."""
-
 GEMM_SIZE = 2048
+"""Of the square matrices whose product shows how fast the machine computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +39,34 @@ class BenchOptions:
     cell_limit: float = 60.0
     """A cell whose one call would take longer than this many seconds is skipped."""
 
+    def __post_init__(self) -> None:
+        check_number("budget", self.budget, 0)
+        check_number("cell_limit", self.cell_limit, 0)
+        if not self.lengths or not self.attentions:
+            raise ValueError("lengths and attentions: must name at least one each.")
+        least, available = min(case.input_bytes for case in self.cases()), available_bytes(self.device)
+        if least > available:
+            raise ValueError(
+                f"the smallest input alone would need {gibibytes(least)} of {gibibytes(available)}: give a smaller "
+                f"length, batch, number of heads or width."
+            )
+
     def case(self, attention: str, length: int) -> Case:
         shared = ("batch", "heads", "head_dim", "backward", "masked", "dtype", "device", "seed")
         return Case(attention=attention, length=length, **{name: getattr(self, name) for name in shared})
 
     def cases(self) -> list[Case]:
-        """All cells; raises ValueError for what can't be measured at all."""
+        """All cells, length by length; ValueError for what can't be measured at all."""
         return [self.case(attention, length) for length in self.lengths for attention in self.attentions]
 
 
 def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], None] = lambda label: None) -> None:
-    """Measure and record all cells. `step` is called before each of them, with what comes next."""
-    options.cases()
+    """Measure and record all cells. `step` is called before each of them, with what comes next.
+
+    `UserError` where each of them had to be left out or ran out of memory: there would be an empty table.
+    """
     seen: dict[str, tuple[int, Memory]] = {}  # by attention: the longest measured so far
+    left_out: dict[str, str] = {}
     for length in options.lengths:
         alive = []
         for attention in options.attentions:
@@ -69,6 +86,8 @@ def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], N
             if not measured.failure:
                 seen[attention] = (length, measured)
                 alive.append(case)
+            else:
+                left_out[f"{attention}, n = {length:,}"] = measured.failure
         step(f"n = {length:,}: times")
         for name, times in time_cases(alive, options.budget).items():
             recorder.record(
@@ -80,6 +99,9 @@ def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], N
                 **(options.case(name, length).details if name != "gemm" else {"attention": "gemm", "length": length}),
                 **({"flops": 2 * GEMM_SIZE**3} if name == "gemm" else {}),
             )
+    if len(left_out) == len(options.cases()):
+        (cell, reason), *_ = left_out.items()
+        raise UserError(f"nothing could be measured ({cell}: {reason}); give smaller sizes or a larger --cell-limit.")
 
 
 def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
@@ -102,32 +124,41 @@ def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
     def gemm() -> None:
         matrix @ matrix
         if matrix.is_cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(matrix.device)
 
     return interleaved_times({**runs, "gemm": gemm}, budget=budget)
 
 
 def reason_to_skip(case: Case, seen: dict[str, tuple[int, Memory]], options: BenchOptions) -> str:
-    """Why a cell would take too long or too much memory, as far as can be told beforehand; else nothing."""
+    """Why a cell would take too long or too much memory, as far as can be told beforehand; otherwise nothing."""
     if case.attention in PEERS and case.length % 64:
         return "needs a length divisible by its 64 landmarks"
     available = available_bytes(case.device)
-    inputs = (4 if case.backward else 3) * case.batch * case.length * case.heads * case.head_dim
-    inputs *= torch.finfo(DTYPES[case.dtype]).bits // 8
+    if case.input_bytes > available:
+        return f"inputs would need {gibibytes(case.input_bytes)} of {gibibytes(available)}"
     if case.attention not in seen and case.length > 4 * PROBE_LENGTH:
-        probe = measure_memory(replace(case, length=PROBE_LENGTH))
-        if not probe.failure:
-            seen[case.attention] = (PROBE_LENGTH, probe)
+        probe = measure_memory(replace(case, length=PROBE_LENGTH), timeout=5 * options.cell_limit)
+        if probe.failure:
+            return f"{probe.failure} at n = {PROBE_LENGTH:,}"
+        seen[case.attention] = (PROBE_LENGTH, probe)
     length, before = seen.get(case.attention, (case.length, Memory(0, 0.0)))
     growth = case.length / length
     quadratic = case.attention == DENSE or (case.attention not in PEERS and not is_linear(case.attention))
     seconds = before.seconds * growth ** (2 if quadratic else 1)
-    needed = inputs + before.bytes * growth ** (2 if case.attention == DENSE else 1)
+    needed = case.input_bytes + before.bytes * growth ** (2 if case.attention == DENSE else 1)
     if needed > available:
-        return f"would need about {needed / 2**30:.0f} GiB of {available / 2**30:.0f}"
+        return f"would need about {gibibytes(needed)} of {gibibytes(available)}"
     if seconds > options.cell_limit:
-        return f"would take about {seconds:.0f} s a call"
+        return f"would take about {seconds:.0f} s per call"
     return ""
+
+
+def gibibytes(number: float) -> str:
+    """
+    >>> gibibytes(3 * 2**28)
+    '0.8 GiB'
+    """
+    return f"{number / 2**30:,.1f} GiB"
 
 
 def is_linear(attention: str) -> bool:
@@ -150,7 +181,3 @@ def _reclaimable() -> int:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Cached:")), 0)
     except OSError:
         return 0
-
-
-def options_as_config(options: BenchOptions) -> dict[str, object]:
-    return asdict(options)
