@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
         nystrom_attention_weights,
     )
     from nystromformer.integrations import register
+    from nystromformer.integrations.replace import replace_attention, restore_attention
+    from nystromformer.integrations.sdpa import use_attention
     from nystromformer.integrations.skip_convolution import add_skip_convolution
     from nystromformer.models import (
         NystromformerConfig,
@@ -45,6 +47,8 @@ _HOMES = {
         "NystromformerModel",
     ],
     "nystromformer.integrations": ["register"],
+    "nystromformer.integrations.replace": ["replace_attention", "restore_attention"],
+    "nystromformer.integrations.sdpa": ["use_attention"],
     "nystromformer.integrations.skip_convolution": ["add_skip_convolution"],
 }
 """Where each public name lives. It is imported when first used: the command line and the attentions stay light."""
@@ -67,6 +71,9 @@ __all__ = [
     "nystrom_attention",
     "nystrom_attention_weights",
     "register",
+    "replace_attention",
+    "restore_attention",
+    "use_attention",
 ]
 
 

@@ -22,8 +22,14 @@ NAMES = {
     "nystrom_attention",
     "nystrom_attention_weights",
     "register",
+    "replace_attention",
+    "restore_attention",
+    "use_attention",
 }
 SIGNATURES = {
+    "replace_attention": "module, attention, layers, **",
+    "restore_attention": "module",
+    "use_attention": "name, *, self_attention, **",
     "build_attention": "name, *, num_heads, head_dim, max_length, **",
     "nystrom_attention": "query, key, value, mask, *, num_landmarks, query_mask, key_mask, conv_weight, "
     "pinv_iterations, pinv_scaling, exact_below, scale",

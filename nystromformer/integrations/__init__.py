@@ -1,23 +1,39 @@
-"""Nyströmformer within other libraries."""
+"""Nyströmformer within other libraries: `register()` for Transformers, and attention of linear cost in any model."""
 
-from nystromformer.integrations.attention_interface import register_attention
-from nystromformer.integrations.auto_classes import register_auto_classes
-from nystromformer.integrations.guarded_models import guard_models
-from nystromformer.integrations.skip_convolution import add_skip_convolution
-
-__all__ = ["add_skip_convolution", "register", "register_attention", "register_auto_classes"]
+AUTO_CLASSES = {
+    "AutoModel": "NystromformerModel",
+    "AutoModelForPreTraining": "NystromformerForPreTraining",
+    "AutoModelForMaskedLM": "NystromformerForMaskedLM",
+    "AutoModelForSequenceClassification": "NystromformerForSequenceClassification",
+    "AutoModelForTokenClassification": "NystromformerForTokenClassification",
+    "AutoModelForQuestionAnswering": "NystromformerForQuestionAnswering",
+    "AutoModelForMultipleChoice": "NystromformerForMultipleChoice",
+}
+"""Which of our models each Auto class of Transformers builds."""
 
 
 def register() -> None:
     """Make Transformers know Nyströmformer. Safe to call again.
 
-    `AutoModel…` and pipelines load our models, and `attn_implementation="nystrom"` works for other encoders.
+    `AutoModel…` and pipelines load our models for `model_type` "nystromformer", and `attn_implementation="nystrom"`
+    works for other encoders.
 
     >>> register()
     >>> from transformers import AutoConfig
     >>> type(AutoConfig.for_model("nystromformer")).__module__
     'nystromformer.models.configuration'
     """
-    register_auto_classes()
+    # Imported here: other files of this folder need torch alone.
+    import transformers
+
+    from nystromformer import models
+    from nystromformer.integrations.attention_interface import register_attention
+    from nystromformer.integrations.guarded_models import guard_models
+
+    # Transformers has a model of its own under this name: exist_ok replaces it in this process
+    config = models.NystromformerConfig
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    for auto_class, model in AUTO_CLASSES.items():
+        getattr(transformers, auto_class).register(config, getattr(models, model), exist_ok=True)
     register_attention()
     guard_models()

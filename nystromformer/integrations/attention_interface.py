@@ -1,4 +1,4 @@
-"""`attn_implementation="nystrom"`: Nyström attention inside the encoders of Transformers."""
+"""`attn_implementation="nystrom"`: attention of linear cost inside the encoders of Transformers."""
 
 import warnings
 from collections.abc import Callable
@@ -8,16 +8,30 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
-from nystromformer.attention import nystrom_attention, nystrom_local_attention, skip_convolution
+from nystromformer.attention import skip_convolution
 from nystromformer.attention.common import zero_masked
 from nystromformer.attention.longformer import longformer_attention
-from nystromformer.attention.nystrom import NystromOptions
-from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask, token_mask
+from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import is_causal_module, is_cross_attention, is_surely_self_attention
+from nystromformer.integrations.offered import (
+    OFFERED,
+    Choice,
+    attention_map,
+    check_option_names,
+    chosen,
+    repeat_heads,
+)
+from nystromformer.integrations.replace import replacement_of
 from nystromformer.integrations.skip_convolution import convolution_kernel
-from nystromformer.models.encoder import LONGEST
+from nystromformer.integrations.token_masks import token_mask
+
+OPTIONS_FIELD = "attention_options"
+"""The field of a model's configuration for options of the attention, a dict. It is saved with the model."""
+
+LANDMARKS_FIELD = "num_landmarks"
+"""The one option that may stand in the configuration by itself."""
 
 HARMLESS = {
     "cache_position",
@@ -35,6 +49,9 @@ HARMLESS = {
 }
 """What models pass on to every layer and what changes no logit. Anything else that is set is refused by name."""
 
+CALLED: WeakSet[nn.Module] = WeakSet()
+"""The modules that have called one of our functions."""
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -51,6 +68,79 @@ class AttentionCall:
     is_cross: bool = False  # queries and keys are surely not of one sequence
 
 
+def attention_forward(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | WindowMask | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: object,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention function of Transformers: (b, n, h, d), and the attention matrix if asked for.
+
+    Options come from `module.config.attention_options`; with enough landmarks the result is exact. Layers with a
+    sliding window get exactly that window, in linear time too.
+    """
+    if not torch.compiler.is_compiling():
+        CALLED.add(module)
+    call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
+    replacement = replacement_of(module)
+    if dropout and module.training:
+        if replacement is not None:
+            raise ValueError(
+                f"{described(module)}: dropout={dropout} on attention weights, which attention of linear cost never "
+                f"makes; set the attention's dropout to 0."
+            )
+        warn_about_dropout()
+    choice = Choice(name, configured_options(module.config, name)) if replacement is None else replacement.choice
+    attend = attention_of(call, choice)
+    kernel = convolution_kernel(module)
+    if not others.get("output_attentions"):
+        out, weights = attend(call.query, call.key, call.value, conv_weight=kernel), None  # (b h n d)
+    else:  # the output comes from the matrix, so that gradients reach it
+        weights = attention_map(attend, call.query, call.key)
+        out = with_convolution(weights @ call.value, call.value, kernel, call.query_mask)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+FUNCTIONS = {name: partial(attention_forward, name) for name in OFFERED}
+"""What `attn_implementation=` may name."""
+
+
+def register_attention() -> None:
+    """Make Transformers know the names of `FUNCTIONS`. Without a mask function of the same name it would drop masks."""
+    for name, function in FUNCTIONS.items():
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, padding_mask)
+
+
+def configured_options(config: PreTrainedConfig, name: str) -> dict[str, object]:
+    """The options of attention `name` in a model's configuration. Names are checked; values are where they are used."""
+    options = getattr(config, OPTIONS_FIELD, None) or {}
+    if not isinstance(options, dict):
+        raise TypeError(f"config.{OPTIONS_FIELD}={options!r}: must be a dict, as {{'num_landmarks': 128}}.")
+    check_option_names(name, options)
+    landmarks = getattr(config, LANDMARKS_FIELD, None)
+    if landmarks is None:
+        return options
+    if options.get(LANDMARKS_FIELD, landmarks) != landmarks:
+        raise ValueError(
+            f"config.{OPTIONS_FIELD} has num_landmarks={options[LANDMARKS_FIELD]}, but config.num_landmarks is "
+            f"{landmarks}: set one of them, or both to the same number."
+        )
+    return {**options, LANDMARKS_FIELD: landmarks}
+
+
+def check_configuration(config: PreTrainedConfig, name: str) -> None:
+    """Refuse options that are none of attention `name`, or that have values it can't take."""
+    chosen(name, configured_options(config, name))
+
+
 def read_call(
     module: nn.Module,
     query: Tensor,
@@ -62,18 +152,28 @@ def read_call(
     sliding_window: int | None,
     others: dict[str, object],
 ) -> AttentionCall:
-    if is_causal_use(module, is_causal, attention_mask):
-        raise ValueError(
-            f"{type(module).__name__} is causal: landmarks average over later tokens, so this attention can't be; "
-            f"{REMEDY}. It is for encoders."
-        )
-    refuse_others(others)
-    key, value = repeat_heads("key", key, query), repeat_heads("value", value, query)
-    key_mask = token_mask(attention_mask, key.shape[0], key.shape[2])
-    is_cross = is_cross_attention(module, others.get("encoder_hidden_states"))
-    query_mask = None if is_cross else query_mask_of(module, query, key, key_mask)
-    radius = window_of(module, attention_mask, sliding_window)
+    """What a module of Transformers asks its attention function for; refused where it can't be had."""
+    try:
+        if is_causal_use(module, is_causal, attention_mask):
+            raise ValueError("is causal: landmarks average over later tokens, so this attention is for encoders.")
+        refuse_others(others)
+        key, value = repeat_heads("key", key, query), repeat_heads("value", value, query)
+        tokens = attention_mask.tokens if isinstance(attention_mask, WindowMask) else attention_mask
+        key_mask = token_mask(tokens, key.shape[0], key.shape[2])
+        is_cross = is_cross_attention(module, others.get("encoder_hidden_states"))
+        query_mask = None if is_cross else query_mask_of(module, query, key, key_mask)
+        radius = window_of(module, attention_mask, sliding_window)
+    except (TypeError, ValueError) as error:
+        remedy = REMEDY if replacement_of(module) is None else "leave it out of replace_attention with layers=…"
+        raise type(error)(f"{described(module)}: {error} To go without, {remedy}.") from error
     return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling, is_cross)
+
+
+def described(module: nn.Module) -> str:
+    """What errors call a module: its class, and its name where `replace_attention` knows it."""
+    replacement = replacement_of(module)
+    kind = type(module).__name__
+    return kind if replacement is None or not replacement.name else f"{replacement.name} ({kind})"
 
 
 def is_causal_use(module: nn.Module, is_causal: bool | None, mask: object) -> bool:
@@ -87,31 +187,19 @@ def refuse_others(others: dict[str, object]) -> None:
     for name, given in others.items():
         if name not in HARMLESS and given is not None and given is not False:
             raise ValueError(
-                f"the model passes {name} to its attention: this attention can't honour it, since it never has the "
-                f"logits of all pairs of tokens; {REMEDY}."
+                f"passes {name} to its attention, which can't honor it, since it never has the logits of all pairs of "
+                f"tokens."
             )
 
 
-def repeat_heads(name: str, grouped: Tensor, query: Tensor) -> Tensor:
-    """Keys or values (b, g, s, d) that several query heads share, repeated to (b, h, s, d)."""
-    groups, heads = grouped.shape[1], query.shape[1]
-    if groups == heads:
-        return grouped
-    if heads % groups:
-        raise ValueError(
-            f"{name} has {groups} heads and query {heads}: the query's must be a multiple, so that groups share one."
-        )
-    return grouped.repeat_interleave(heads // groups, dim=1)
-
-
 def query_mask_of(module: nn.Module, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
-    """In self-attention queries and keys are the same tokens; else the mask says nothing of the queries."""
+    """In self-attention queries and keys are the same tokens; otherwise the mask says nothing of the queries."""
     if key_mask is None or query.shape[2] != key.shape[2]:
         return None
     if not is_surely_self_attention(module):
         raise ValueError(
-            f"{type(module).__name__} can attend to itself or to something else, and does not say which: with a "
-            f"padding mask it can't be served; pass no mask, or {REMEDY}."
+            "can attend to itself or to something else, and does not say which: with a padding mask it can't be "
+            "served; pass no mask."
         )
     return key_mask
 
@@ -125,72 +213,18 @@ def window_of(module: nn.Module, mask: Tensor | WindowMask | None, sliding_windo
     local = isinstance(layer, int) and types is not None and types[layer] == "sliding_attention"
     if local or sliding_window is not None or getattr(module, "sliding_window", None) is not None:
         raise ValueError(
-            f"{type(module).__name__} has a sliding window, but the mask it was given has none: leave masks to the "
-            f"model (attention_mask as (batch, length)), or {REMEDY}."
+            "has a sliding window, but the mask it was given has none: leave masks to the model (attention_mask as "
+            "(batch, length))."
         )
     return None
 
 
-CALLED: WeakSet[nn.Module] = WeakSet()
-"""The modules that have called one of our functions."""
-
-
-def attention_forward(
-    operation: Callable[..., Tensor],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | WindowMask | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    **others: object,
-) -> tuple[Tensor, Tensor | None]:
-    """An attention function of Transformers around `operation`: (b, n, h, d), and the attention matrix if asked for.
-
-    `module.config.num_landmarks` sets the landmarks, 64 without it; with as many as tokens, or more, the result is
-    exact. Layers with a sliding window get exactly that window, in linear time too.
-    """
-    if not torch.compiler.is_compiling():
-        CALLED.add(module)
-    call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
-    if dropout and module.training:
-        warn_about_dropout()
-    landmarks = getattr(module.config, "num_landmarks", NystromOptions().num_landmarks)
-    attend = attention_of(call, operation, landmarks)
-    out = attend(call.query, call.key, call.value, conv_weight=convolution_kernel(module))  # (b h n d)
-    weights = attention_map(attend, call.query, call.key) if others.get("output_attentions") else None
-    return out.transpose(1, 2).contiguous(), weights
-
-
-OPERATIONS = {"nystrom": nystrom_attention, "nystrom-local": nystrom_local_attention}
-"""What `attn_implementation=` may name."""
-
-FUNCTIONS = {name: partial(attention_forward, operation) for name, operation in OPERATIONS.items()}
-
-nystrom_attention_forward = FUNCTIONS["nystrom"]
-
-
-def register_attention() -> None:
-    """Make Transformers know the names of `FUNCTIONS`. Without a mask function of the same name it would drop masks."""
-    for name, function in FUNCTIONS.items():
-        AttentionInterface.register(name, function)
-        AttentionMaskInterface.register(name, padding_mask)
-
-
-def attention_of(call: AttentionCall, operation: Callable[..., Tensor], num_landmarks: int) -> Callable[..., Tensor]:
+def attention_of(call: AttentionCall, choice: Choice) -> Callable[..., Tensor]:
     """What serves a call, masks and window included: a function (query, key, value, conv_weight=None), (b, h, n, e)."""
     if call.radius is not None:
         return partial(window_attention, mask=call.key_mask, radius=call.radius, scale=call.scale)
-    if call.is_cross and operation is nystrom_local_attention:
-        raise ValueError(
-            f"{type(call.module).__name__} is cross-attention: nystrom-local is for self-attention, where queries have "
-            f"neighbours among the keys; use attn_implementation='nystrom'."
-        )
     masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
-    return partial(operation, num_landmarks=num_landmarks, scale=call.scale, **masks)
+    return partial(choice.attend, is_cross=call.is_cross, scale=call.scale, **masks)
 
 
 def window_attention(
@@ -209,29 +243,20 @@ def window_attention(
             f"{query.shape[2]} queries and {key.shape[2]} keys in a layer with a sliding window: must be as many; "
             f"{REMEDY}."
         )
-    if scale is not None:
-        query = query * (scale * query.shape[3] ** 0.5)
-    out = longformer_attention(query, key, value, mask, window=2 * radius + 1)
+    out = longformer_attention(query, key, value, mask, window=2 * radius + 1, scale=scale)
+    return with_convolution(out, value, conv_weight, mask)
+
+
+def with_convolution(out: Tensor, value: Tensor, conv_weight: Tensor | None, mask: Tensor | None) -> Tensor:
+    """`out` (b, h, n, e) of self-attention plus the skip convolution of the values, where there is one."""
     if conv_weight is None:
         return out
     return zero_masked(out + skip_convolution(zero_masked(value, mask), conv_weight), mask)
 
 
-def attention_map(attend: Callable[..., Tensor], query: Tensor, key: Tensor) -> Tensor:
-    """The matrix (b, h, n, s) that `attend` multiplies values with: its result for the identity in place of values."""
-    batch, heads, length = key.shape[:3]
-    if max(length, query.shape[2]) > LONGEST:
-        raise ValueError(
-            f"output_attentions=True with {length} tokens: at most {LONGEST}, since the matrices grow with the square "
-            f"of the length; ask for single rows with nystromformer.nystrom_attention_weights(query, key, rows=[0])."
-        )
-    identity = torch.eye(length, dtype=query.dtype, device=query.device).expand(batch, heads, length, length)
-    return attend(query, key, identity)
-
-
 @cache
 def warn_about_dropout() -> None:
-    """Once a process."""
+    """Once per process."""
     warnings.warn(
         "The model asks for dropout on attention probabilities. This attention never has them, so there is none; set "
         "the model's attention dropout to 0 to say so. Dropout elsewhere works as before.",

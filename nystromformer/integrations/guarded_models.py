@@ -1,8 +1,8 @@
-"""Models that would accept our names and not use them are refused, and recorded convolutions are built.
+"""Models that would accept our names and not use them are refused; what a saved model was is remembered and rebuilt.
 
 Transformers checks that a name is registered, not that a model will ever look it up: some have attention of their own
-and would run it, dense, under our name. So three methods of `PreTrainedModel` are extended here, once for a process,
-and do what they did for all other names.
+and would run it, dense, under our name. It also forgets the name when a model is saved. So three methods of
+`PreTrainedModel` are extended here, once per process, and do what they did for all other names.
 """
 
 import functools
@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS
+from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
 from nystromformer.integrations.hf_masks import REMEDY
 from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
 from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
 
 WATCH = "_nystromformer_watch"
+
+REMEMBERED = "attn_implementation"
+"""Transformers reads this field of a configuration file by itself, and refuses names that are not registered."""
 
 
 def guard_models() -> None:
@@ -44,6 +47,7 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
         check_model(model)
         attach_recorded(model)
         watch(model)
+    remember(model.config)
     original()
 
 
@@ -53,6 +57,7 @@ def set_implementation(
     """`set_attn_implementation`: where a model can't change its attention, Transformers warns and leaves it."""
     before = model.config._attn_implementation
     original(attn_implementation, *args, **kwargs)
+    remember(model.config)
     if FUNCTIONS.keys().isdisjoint(_names(attn_implementation)):
         if any(isinstance(module, AddedSkipConvolution) for module in model.modules()):
             warnings.warn("The added skip convolutions are not used by this attention.", stacklevel=3)
@@ -61,8 +66,9 @@ def set_implementation(
         if not any(module.config._attn_implementation in FUNCTIONS for module in interface_modules(model)):
             refuse(model)
         check_model(model)
-    except ValueError:
+    except (TypeError, ValueError):
         model.config._attn_implementation = before
+        remember(model.config)
         raise
     watch(model)
 
@@ -88,6 +94,32 @@ def check_model(model: PreTrainedModel) -> None:
         refuse(model)
     if own:
         warnings.warn(f"{', '.join(own)}: these modules keep their own attention, which is exact.", stacklevel=2)
+    for module in interface_modules(model):
+        if (name := module.config._attn_implementation) in FUNCTIONS:
+            check_configuration(module.config, name)
+
+
+def remember(config: PreTrainedConfig) -> None:
+    """Let a configuration say which of our attentions its model has, so that it is saved with it.
+
+    A saved model then comes back with its attention after `register()`, and is refused by name without it: exact
+    attention under the same weights would be another model.
+    """
+    name = ours_in(config)
+    if name:
+        setattr(config, REMEMBERED, name)
+    elif REMEMBERED in vars(config):
+        delattr(config, REMEMBERED)
+
+
+def ours_in(config: PreTrainedConfig) -> str | dict | None:
+    """Our attentions in a configuration as `attn_implementation=` takes them: a name, or one for each part of it."""
+    own = config._attn_implementation if config._attn_implementation in FUNCTIONS else None
+    parts = {key: getattr(config, key, None) for key in config.sub_configs}
+    names = {key: ours_in(part) for key, part in parts.items() if part is not None}
+    if all(name == own for name in names.values()):
+        return own
+    return {key: name for key, name in {"": own, **names}.items() if name}
 
 
 def refuse(model: PreTrainedModel) -> None:

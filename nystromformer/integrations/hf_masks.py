@@ -1,4 +1,4 @@
-"""Masks of Transformers' attention interface: what linear attention can honour, and a refusal of all else.
+"""Mask functions of Transformers: what linear attention can honor, and a refusal of all else.
 
 Transformers describes a mask by a function over pairs of tokens. Linear attention has no place for pairs, so just two
 kinds are served: padding, which stays a boolean (b, s), and padding with a window around each token, as in the local
@@ -20,9 +20,6 @@ from transformers.masking_utils import (
 from nystromformer.attention.common import shape_of
 
 REMEDY = 'load the model with attn_implementation="sdpa" instead'
-
-MASKED_FROM = -1e4
-"""Additive masks hold 0 for real tokens and at most this for padding; weights of e^-10000 are 0 in any precision."""
 
 # Functions that Transformers makes at run time are known by their code alone.
 AND_MASKS, WINDOW = and_masks().__code__, sliding_window_bidirectional_overlay(0).__code__
@@ -96,56 +93,6 @@ def window_radius(mask_function: Callable) -> int | None:
         f"bidirectional attention or a bidirectional sliding window, because attention of linear cost has no place for "
         f"other masks over pairs of tokens; {REMEDY}."
     )
-
-
-def token_mask(attention_mask: Tensor | WindowMask | None, batch: int, length: int) -> Tensor | None:
-    """The boolean mask (b, s) over keys in whatever an attention function was handed; masks over pairs are refused.
-
-    Models that make their masks themselves hand over (b, 1, 1, s), True or 0 for real tokens.
-
-    >>> token_mask(torch.tensor([[[[0.0, -torch.inf]]]]), batch=1, length=2)
-    tensor([[ True, False]])
-    """
-    if isinstance(attention_mask, WindowMask):
-        attention_mask = attention_mask.tokens
-    if attention_mask is None:
-        return None
-    if not isinstance(attention_mask, Tensor):
-        raise TypeError(f"attention_mask is a {type(attention_mask).__name__}: must be a torch.Tensor; {REMEDY}.")
-    if attention_mask.dim() == 4:
-        attention_mask = _one_row(attention_mask)
-    if attention_mask.shape not in ((batch, length), (1, length)):
-        raise ValueError(
-            f"attention_mask has shape {shape_of(attention_mask)}: must be ({batch}, {length}) or ({batch}, 1, 1, "
-            f"{length}), one flag for each token; {REMEDY}."
-        )
-    return _as_boolean(attention_mask).expand(batch, length)
-
-
-def _one_row(mask: Tensor) -> Tensor:
-    """(b, s) of a mask (b, 1, n, s) that is the same for all heads and queries, which shape and strides must show."""
-    same = [mask.shape[axis] == 1 or mask.stride(axis) == 0 for axis in (1, 2)]
-    if not all(same):
-        raise ValueError(
-            f"attention_mask has shape {shape_of(mask)}, one entry for each pair of tokens: must be padding, as "
-            f"(batch, length) or (batch, 1, 1, length), because attention of linear cost has no place for pairs; "
-            f"{REMEDY}."
-        )
-    return mask[:, 0, 0]
-
-
-def _as_boolean(mask: Tensor) -> Tensor:
-    if mask.dtype == torch.bool:
-        return mask
-    if not mask.is_floating_point():
-        return mask.bool()
-    real = mask == 0
-    if not bool((real | (mask <= MASKED_FROM)).all()):
-        raise ValueError(
-            f"attention_mask has entries between {MASKED_FROM:g} and 0 or above: must be 0 for real tokens and "
-            f"-inf for padding, because a bias on the logits has no place in attention of linear cost; {REMEDY}."
-        )
-    return real
 
 
 def _code(function: Callable) -> object:

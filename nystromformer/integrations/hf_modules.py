@@ -1,9 +1,9 @@
-"""Which modules of a Transformers model call the attention function that its name stands for, and as what."""
+"""Which modules of a model call which attention function, read from their code, and as what."""
 
 import inspect
 from collections.abc import Iterator
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 
 from torch import nn
 
@@ -45,6 +45,30 @@ def calls_interface(module_class: type) -> bool:
                 return True
             if not {"super", "forward"} <= names:
                 return False
+    return False
+
+
+@cache
+def calls_function(module_class: type, function: str) -> bool:
+    """Whether `forward` of a class of modules calls a function of this name, itself or through its own methods and the
+    functions of its file, torch's own aside.
+
+    >>> calls_function(nn.Linear, "linear"), calls_function(nn.Linear, "scaled_dot_product_attention")
+    (True, False)
+    """
+    waiting, seen = [module_class.forward], set()
+    while waiting:
+        current = inspect.unwrap(waiting.pop())
+        if not isinstance(current, FunctionType) or current in seen:
+            continue
+        seen.add(current)
+        names = set(_names(current.__code__))
+        if function in names:
+            return True
+        for name in names:
+            for called in (getattr(module_class, name, None), current.__globals__.get(name)):
+                if isinstance(called, FunctionType) and not called.__module__.startswith(("torch.", "nystromformer.")):
+                    waiting.append(called)
     return False
 
 

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from nystromformer.attention import skip_convolution
 from nystromformer.attention.common import key_padding_mask, zero_masked
 from nystromformer.integrations.attention_interface import (
     AttentionCall,
-    attention_map,
     attention_of,
     read_call,
     window_attention,
+    with_convolution,
 )
 from nystromformer.integrations.guarded_models import refuse
 from nystromformer.integrations.hf_masks import WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import interface_modules
+from nystromformer.integrations.offered import attention_map, chosen
 from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.models.encoder import NystromformerSelfAttention
 from nystromformer.models.model import NystromformerPreTrainedModel
@@ -104,9 +104,7 @@ def _forward(
     **others: object,
 ) -> tuple[Tensor, None]:
     call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
-    out = _current.get()(call)
-    if (kernel := convolution_kernel(module)) is not None:
-        out = zero_masked(out + skip_convolution(zero_masked(call.value, call.key_mask), kernel), call.query_mask)
+    out = with_convolution(_current.get()(call), call.value, convolution_kernel(module), call.query_mask)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -146,16 +144,15 @@ class HeadErrors:
     """‖Ŝ V − S V‖ / ‖S V‖ of what attention gives."""
 
 
-def head_errors(call: AttentionCall, operation: Callable[..., Tensor], num_landmarks: int) -> HeadErrors:
-    """Errors of `operation`, such as `nystrom_attention`, for a captured call.
+def head_errors(call: AttentionCall, name: str, **options: object) -> HeadErrors:
+    """Errors of an attention, such as `nystrom-16`, for a recorded call.
 
-    >>> from nystromformer import nystrom_attention
     >>> x = torch.randn(1, 2, 50, 8)
     >>> call = AttentionCall(None, x, x, x, query_mask=None, key_mask=None, radius=None, scale=None)
-    >>> bool(head_errors(call, nystrom_attention, num_landmarks=50).matrix.max() < 1e-5)  # as many as tokens
+    >>> bool(head_errors(call, "nystrom-50").matrix.max() < 1e-5)  # as many landmarks as tokens
     True
     """
-    attend = attention_of(call, operation, num_landmarks)
+    attend = attention_of(call, chosen(name, options))
     return HeadErrors(
         matrix=relative_error(attention_map(attend, call.query, call.key), exact_map(call)),
         output=relative_error(attend(call.query, call.key, call.value), exact_attention(call)),
@@ -167,9 +164,9 @@ def exact_map(call: AttentionCall) -> Tensor:
     return attention_map(lambda query, key, value: exact_attention(replace(call, value=value)), call.query, call.key)
 
 
-def approximate_map(call: AttentionCall, operation: Callable[..., Tensor], num_landmarks: int) -> Tensor:
-    """The matrix (b, h, n, s) that `operation` multiplies values with; entries can be slightly negative."""
-    return attention_map(attention_of(call, operation, num_landmarks), call.query, call.key)
+def approximate_map(call: AttentionCall, name: str, **options: object) -> Tensor:
+    """The matrix (b, h, n, s) that an attention multiplies values with; entries can be slightly negative."""
+    return attention_map(attention_of(call, chosen(name, options)), call.query, call.key)
 
 
 def relative_error(approximation: Tensor, exact: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from nystromformer.integrations.hf_modules import (
     is_cross_attention,
     number_of_heads,
 )
+from nystromformer.integrations.offered import OFFERED
 
 ATTRIBUTE = "skip_convolution"
 """The name under which modules, and so state dicts, hold the convolution."""
@@ -49,17 +50,15 @@ def add_skip_convolution(model: PreTrainedModel, kernel_size: int | None = None)
     >>> model.encoder.layer[0].attention.self.skip_convolution
     AddedSkipConvolution(num_heads=2, kernel_size=33)
     """
-    from nystromformer.integrations.attention_interface import FUNCTIONS  # which needs this file
-
     if kernel_size is not None:
         check_odd("kernel_size", kernel_size)
     modules = [module for module in interface_modules(model) if takes_convolution(module)]
     if not modules:
         raise ValueError(f"{type(model).__name__} has no self-attention that calls Transformers' attention interface.")
     for module in modules:
-        if (used := module.config._attn_implementation) not in FUNCTIONS:
+        if (used := module.config._attn_implementation) not in OFFERED:
             raise ValueError(
-                f"attn_implementation={used!r}: must be one of {', '.join(FUNCTIONS)}, since others would not use the "
+                f"attn_implementation={used!r}: must be one of {', '.join(OFFERED)}, since others would not use the "
                 f"convolution; call nystromformer.register() and model.set_attn_implementation('nystrom') first."
             )
         recorded = getattr(module.config, FIELD, None)

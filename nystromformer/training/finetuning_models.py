@@ -11,10 +11,10 @@ from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from nystromformer.attention.nystrom import NystromOptions
-from nystromformer.attention.registry import ATTENTIONS, attention_options, parse_attention_name
+from nystromformer.attention.registry import ATTENTIONS, parse_attention_name
 from nystromformer.checks import check_odd
 from nystromformer.data.tokenizers import TOKENIZER_FILES
-from nystromformer.integrations.attention_interface import OPERATIONS
+from nystromformer.integrations.offered import OFFERED
 from nystromformer.integrations.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.models import NystromformerConfig
 from nystromformer.models.conversion import POSITIONS, convert_model, convert_own, read_config
@@ -132,8 +132,8 @@ def interface_name(attention: str) -> str | None:
     >>> interface_name("nystrom-local-64"), interface_name("linear")
     ('nystrom-local', None)
     """
-    kind, _ = parse_attention_name(attention)
-    return next((name for name in OPERATIONS if ATTENTIONS[name] is kind), None)
+    name = parse_attention_name(attention)[0].name
+    return name if name in OFFERED else None
 
 
 def takes_convolution(attention: str) -> bool:
@@ -141,7 +141,7 @@ def takes_convolution(attention: str) -> bool:
     >>> takes_convolution("nystrom-64"), takes_convolution("standard")
     (True, False)
     """
-    return "conv_kernel_size" in attention_options(parse_attention_name(attention)[0])
+    return parse_attention_name(attention)[0].takes_convolution
 
 
 def load_classifier(
@@ -195,7 +195,7 @@ def check_attention(source: Source, attention: str, conv_kernel_size: int | None
     elif not offered and source.config().model_type not in LAYOUTS:
         raise ValueError(
             f"--attention {attention}: {source.name} is of type {source.config().model_type!r}, which can only have "
-            f"standard, {' and '.join(OPERATIONS)}; models of type {', '.join(LAYOUTS)} can be converted to any other."
+            f"standard, {' and '.join(OFFERED)}; models of type {', '.join(LAYOUTS)} can be converted to any other."
         )
     source.conv_kernel_size(attention, conv_kernel_size)
 

@@ -1,15 +1,36 @@
-"""`attn_implementation="nystrom"` in encoders of Transformers: exact where it can be, right about masks, never n×n."""
+"""`attn_implementation="nystrom"` in encoders of Transformers: exact where it can be, right about masks, never n×n.
+
+What it can't do right it refuses, by name and with the way out.
+"""
 
 import pytest
 import torch
-from encoders import ENCODERS, TEXT, build, switch, tokens, vit
+from encoders import ENCODERS, SIZES, TEXT, build, switch, tokens, vit
 from largest_tensor import Largest
+from torch import nn
 from torch.nn import functional
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    MistralConfig,
+    MistralModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 import nystromformer
+from nystromformer.attention import nystrom_local_attention
 from nystromformer.integrations import attention_interface
-from nystromformer.integrations.attention_interface import FUNCTIONS, nystrom_attention_forward
+from nystromformer.integrations.attention_interface import FUNCTIONS
+from nystromformer.integrations.probe import record_calls
+
+nystrom_attention_forward = FUNCTIONS["nystrom"]
 
 NAMES = list(ENCODERS)
 SENTENCES = [
@@ -18,6 +39,17 @@ SENTENCES = [
     "A much longer sentence, which goes on about the weather of last year in several subordinate clauses, so that the "
     "batch is padded by a lot; and then it goes on a little longer, for good measure.",
 ]
+
+
+GPT2 = GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50, bos_token_id=1, eos_token_id=2)
+DECODERS = {
+    "gpt2": lambda: GPT2Model._from_config(GPT2, attn_implementation="nystrom"),
+    "llama": lambda: LlamaModel._from_config(LlamaConfig(**TEXT), attn_implementation="nystrom"),
+    "mistral": lambda: MistralModel._from_config(
+        MistralConfig(**TEXT, num_key_value_heads=2, sliding_window=8), attn_implementation="nystrom"
+    ),
+    "bert": lambda: BertModel._from_config(BertConfig(**TEXT, is_decoder=True), attn_implementation="nystrom"),
+}
 
 
 def padded(side, short=60, length=100):
@@ -150,9 +182,7 @@ def test_attention_matrices_are_those_of_nystrom_attention_weights():
     query, key, value = torch.randn(3, 2, 4, 50, 8)
     mask = torch.arange(50) < torch.tensor([[50], [30]])
     out, weights = nystrom_attention_forward(module, query, key, value, mask, scaling=0.3, output_attentions=True)
-    expected = nystromformer.nystrom_attention_weights(
-        query, key, range(50), num_landmarks=8, query_mask=mask, key_mask=mask, scale=0.3
-    )
+    expected = nystromformer.nystrom_attention_weights(query, key, range(50), mask, num_landmarks=8, scale=0.3)
     torch.testing.assert_close(weights, expected)
     torch.testing.assert_close(out, (weights @ value).transpose(1, 2))
     assert out.is_contiguous()
@@ -177,7 +207,7 @@ def test_cross_attention_masks_only_the_keys():
     out, _ = nystrom_attention_forward(module, query, key, value, mask, scaling=8**-0.5)
     expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
     torch.testing.assert_close(out, expected.transpose(1, 2))
-    with pytest.raises(ValueError, match="BertCrossAttention is cross-attention: nystrom-local is for self-attention"):
+    with pytest.raises(ValueError, match="nystrom-local is for self-attention"):
         FUNCTIONS["nystrom-local"](module, query, key, value, mask)
 
 
@@ -214,3 +244,135 @@ def test_a_compiled_model_gives_the_same():
     model, ids, mask = switch(build("bert"), 8), tokens(), padded("right")
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(states(compiled, ids, mask), states(model, ids, mask))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_are_refused(name, masked):
+    model, ids = DECODERS[name](), tokens()
+    with pytest.raises(ValueError, match='causal.*attn_implementation="sdpa"'):
+        model(ids, attention_mask=(ids > 5).long() if masked else None)
+
+
+def test_position_biases_are_refused():
+    config = T5Config(d_model=32, d_kv=8, num_heads=4, num_layers=1, d_ff=32, vocab_size=50)
+    with pytest.raises(ValueError, match="passes position_bias to its attention"):
+        T5EncoderModel._from_config(config, attn_implementation="nystrom")(tokens())
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias", "cache", "head_mask", "something_new"])
+def test_what_would_change_the_logits_is_refused_by_name(name):
+    module, x = build("bert").encoder.layer[0].attention.self, torch.randn(1, 4, 9, 8)
+    nystrom_attention_forward(module, x, x, x, None, **{name: None})
+    with pytest.raises(ValueError, match=f"passes {name} to its attention"):
+        nystrom_attention_forward(module, x, x, x, None, **{name: torch.ones(4)})
+
+
+def test_masks_over_pairs_are_refused():
+    model, ids = switch(build("bert"), 8), tokens()
+    pairs = torch.ones(100, 100).tril().bool().expand(2, 1, 100, 100)
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 100, 100\), one entry for each pair of tokens"):
+        model(ids, attention_mask=pairs)
+
+
+def test_biases_in_additive_masks_are_refused():
+    module, x = build("bert").encoder.layer[0].attention.self, torch.randn(1, 4, 9, 8)
+    with pytest.raises(ValueError, match="bias on the logits"):
+        nystrom_attention_forward(module, x, x, x, torch.full((1, 1, 1, 9), -0.5))
+
+
+def test_a_mask_of_another_length_is_refused():
+    module, x = build("bert").encoder.layer[0].attention.self, torch.randn(2, 4, 9, 8)
+    with pytest.raises(ValueError, match=r"shape \(2, 8\): must be \(2, 9\)"):
+        nystrom_attention_forward(module, x, x, x, torch.ones(2, 8, dtype=torch.bool))
+
+
+def test_heads_that_do_not_divide_are_refused():
+    module, x = build("bert").encoder.layer[0].attention.self, torch.randn(1, 4, 9, 8)
+    with pytest.raises(ValueError, match="key has 3 heads and query 4"):
+        nystrom_attention_forward(module, x, x[:, :3], x[:, :3], None)
+
+
+def test_a_local_layer_never_runs_without_its_window():
+    model, ids = switch(build("modernbert"), 8), tokens()
+    local = model.layers[1].attn
+    x = torch.randn(1, 4, 20, 8)
+    for given in ({"sliding_window": 9}, {}):
+        with pytest.raises(ValueError, match="has a sliding window, but the mask it was given has none"):
+            nystrom_attention_forward(local, x, x, x, torch.ones(1, 20, dtype=torch.bool), **given)
+    with pytest.raises(ValueError, match="sliding window"):
+        model(ids, attention_mask={"full_attention": None, "sliding_attention": None})
+
+
+def test_long_attention_matrices_are_refused():
+    module, x = build("bert").encoder.layer[0].attention.self, torch.randn(1, 4, 1025, 8)
+    with pytest.raises(ValueError, match="1025 tokens were asked for: at most 1024.*nystrom_attention_weights"):
+        nystrom_attention_forward(module, x, x, x, None, output_attentions=True)
+
+
+def test_modules_that_may_attend_elsewhere_are_refused_with_a_mask_only():
+    class Either(nn.Module):
+        config, is_causal = BertConfig(**SIZES), False
+
+        def forward(self, hidden_states, key_value_states=None):
+            pass
+
+    x, mask = torch.randn(1, 4, 9, 8), torch.ones(1, 9, dtype=torch.bool)
+    nystrom_attention_forward(Either(), x, x, x, None)
+    with pytest.raises(ValueError, match="Either: can attend to itself or to something else"):
+        nystrom_attention_forward(Either(), x, x, x, mask)
+
+
+def test_all_options_come_from_the_configuration():
+    model, ids = build("bert"), tokens()
+    calls, _ = record_calls(model, input_ids=ids)
+    module = model.encoder.layer[0].attention.self
+    options = {"num_landmarks": 12, "heavy_keys": 5, "block_size": 4, "core_rows": 20, "ridge": 0.1}
+    module.config.attention_options = options
+    out, _ = FUNCTIONS["nystrom-local"](module, calls[0].query, calls[0].key, calls[0].value, None, is_causal=False)
+    expected = nystrom_local_attention(calls[0].query, calls[0].key, calls[0].value, **options)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+    module.config.attention_options = {}
+    module.config.num_landmarks = 12
+    out, _ = FUNCTIONS["nystrom-local"](module, calls[0].query, calls[0].key, calls[0].value, None, is_causal=False)
+    assert (out - expected.transpose(1, 2)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"num_landmark": 8}, "option 'num_landmark' of 'nystrom': must be one of .* Did you mean 'num_landmarks'?"),
+        ({"num_landmarks": 0}, "num_landmarks=0: must be at least 1"),
+        ({"pinv": "exakt"}, "pinv='exakt': must be one of .* Did you mean 'exact'?"),
+        ({"heavy_keys": 3}, "option 'heavy_keys' of 'nystrom'"),
+        ({"conv_kernel_size": 3}, "add_skip_convolution"),
+    ],
+)
+def test_bad_options_are_refused_when_a_model_is_built_and_when_it_is_switched(options, told):
+    config = BertConfig(**TEXT, attention_options=options)
+    with pytest.raises(ValueError, match=told):
+        BertModel._from_config(config, attn_implementation="nystrom")
+    model = BertModel(BertConfig(**TEXT))
+    model.config.attention_options = options
+    with pytest.raises(ValueError, match=told):
+        model.set_attn_implementation("nystrom")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_options_that_are_no_dict_or_contradict_each_other_are_refused():
+    with pytest.raises(TypeError, match=r"config.attention_options=\[8\]: must be a dict"):
+        BertModel._from_config(BertConfig(**TEXT, attention_options=[8]), attn_implementation="nystrom")
+    config = BertConfig(**TEXT, attention_options={"num_landmarks": 8}, num_landmarks=9)
+    with pytest.raises(ValueError, match="num_landmarks=8, but config.num_landmarks is 9"):
+        BertModel._from_config(config, attn_implementation="nystrom")
+
+
+def test_gradients_of_the_output_reach_the_attention_matrices():
+    model, ids = switch(build("bert"), 8), tokens()
+    model(ids)
+    out = model(ids, output_attentions=True)
+    for weights in out.attentions:
+        weights.retain_grad()
+    out.last_hidden_state.square().sum().backward()
+    assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
+    torch.testing.assert_close(out.last_hidden_state, model(ids).last_hidden_state, atol=1e-5, rtol=0)

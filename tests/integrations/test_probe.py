@@ -28,7 +28,7 @@ def test_exact_attention_in_its_place_changes_nothing(name):
 def test_any_attention_can_take_its_place():
     model, ids, mask = build("bert"), tokens(), padded()
     attend = lambda call: nystrom_attention(
-        call.query, call.key, call.value, 8, call.query_mask, call.key_mask, scale=call.scale
+        call.query, call.key, call.value, call.key_mask, num_landmarks=8, scale=call.scale
     )
     with swap_attention(model, attend):
         other = model(ids, attention_mask=mask.long()).last_hidden_state
@@ -45,14 +45,14 @@ def test_an_error_inside_leaves_the_model_as_it_was():
 
 def test_errors_are_relative_frobenius_norms():
     calls, _ = record_calls(build("bert"), input_ids=tokens(), attention_mask=padded().long())
-    errors = head_errors(calls[0], nystrom_attention, 8)
+    errors = head_errors(calls[0], "nystrom-8")
     call = calls[0]
     for example, length in enumerate((100, 60)):
         query, key, value = (x[example, :, :length] for x in (call.query, call.key, call.value))
         exact = torch.softmax(query @ key.mT * call.scale, dim=-1)
         torch.testing.assert_close(exact_map(call)[example, :, :length, :length], exact)
         identity = torch.eye(length).expand(4, length, length)
-        approximation = nystrom_attention(query[None], key[None], identity[None], 8, scale=call.scale)[0]
+        approximation = nystrom_attention(query[None], key[None], identity[None], num_landmarks=8, scale=call.scale)[0]
         matrix = (approximation - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
         torch.testing.assert_close(errors.matrix[example], matrix, atol=1e-5, rtol=1e-4)
         output = ((approximation - exact) @ value).norm(dim=(1, 2)) / (exact @ value).norm(dim=(1, 2))

@@ -1,0 +1,145 @@
+"""The attentions that fit into models made without them: which there are, and their options.
+
+Such an attention has nothing to train, costs linear time, takes the model's own scale, and the paper's convolution
+where a model has been given one. Its class says so; nothing here goes by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nystromformer.attention import ATTENTIONS, Attention
+from nystromformer.attention.common import all_valid
+from nystromformer.attention.registry import parse_attention_name
+from nystromformer.checks import did_you_mean
+
+OFFERED: dict[str, type[Attention]] = {
+    name: attention for name, attention in ATTENTIONS.items() if attention.linear and attention.takes_convolution
+}
+
+CONVOLUTION_SIZE = "conv_kernel_size"
+"""An option of the attentions as modules. In a model that was made without it the convolution is added explicitly."""
+
+OPTIONS = {
+    name: {option: default for option, default in attention.option_defaults().items() if option != CONVOLUTION_SIZE}
+    for name, attention in OFFERED.items()
+}
+"""What can be set, and the defaults."""
+
+LONGEST_MAP = 1024
+"""The most tokens for which whole attention matrices are made."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An attention and its options, ready to be called."""
+
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def attention(self) -> type[Attention]:
+        return OFFERED[self.name]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        *,
+        is_cross: bool = False,
+        scale: float | None = None,
+        conv_weight: Tensor | None = None,
+    ) -> Tensor:
+        """(b, h, n, e) from (b, h, n, d), (b, h, s, d), (b, h, s, e); masks are boolean (b, n) and (b, s)."""
+        masks: dict[str, Tensor | None] = {"mask": key_mask}
+        if is_cross or query.shape[2] != key.shape[2]:
+            if not self.attention.cross_attention:
+                raise ValueError(
+                    f"{self.name} is for self-attention, where queries have neighbors among the keys, and this is "
+                    f"cross-attention ({query.shape[2]} queries, {key.shape[2]} keys): use {one_of(crossing())} there."
+                )
+            if key_mask is not None or query_mask is not None:
+                masks = {
+                    "query_mask": all_valid(query) if query_mask is None else query_mask,
+                    "key_mask": all_valid(key) if key_mask is None else key_mask,
+                }
+        return self.attention.operation(
+            query, key, value, **masks, scale=scale, conv_weight=conv_weight, **self.options
+        )
+
+
+def chosen(name: str, options: Mapping[str, object]) -> Choice:
+    """The attention of a name such as `nystrom-local-64` with `options`, all of them checked.
+
+    >>> chosen("nystrom-32", {"pinv_iterations": 8})
+    Choice(name='nystrom', options={'num_landmarks': 32, 'pinv_iterations': 8})
+    >>> chosen("nystrom", {"pinv_iteration": 8})
+    Traceback (most recent call last):
+    ValueError: option 'pinv_iteration' of 'nystrom': must be one of ... Did you mean 'pinv_iterations'?
+    """
+    attention, sized = parse_attention_name(name)
+    if attention.name not in OFFERED:
+        raise ValueError(
+            f"attention {name!r} can't be put into a model that was made without it, since it has parameters of its "
+            f"own, another softmax or another cost: use {one_of(OFFERED)}."
+        )
+    for option in sized:
+        if option in options:
+            raise ValueError(f"attention {name!r} already sets {option}; leave out {option}={options[option]!r}.")
+    check_option_names(attention.name, options)
+    choice = Choice(attention.name, {**sized, **options})
+    with torch.device("meta"):  # its constructor checks the values; nothing is allocated
+        attention(1, 1, **choice.options, **{CONVOLUTION_SIZE: None})
+    return choice
+
+
+def check_option_names(name: str, options: Mapping[str, object]) -> None:
+    allowed = OPTIONS[name]
+    for option in options:
+        if option == CONVOLUTION_SIZE:
+            raise ValueError(
+                f"option {option!r} of {name!r}: the convolution has weights, so it is added to the model; call "
+                f"nystromformer.add_skip_convolution(model, kernel_size={options[option]!r})."
+            )
+        if option not in allowed:
+            raise ValueError(
+                f"option {option!r} of {name!r}: must be one of {', '.join(allowed)}.{did_you_mean(option, allowed)}"
+            )
+
+
+def repeat_heads(name: str, grouped: Tensor, query: Tensor) -> Tensor:
+    """Keys or values (b, g, s, d) that several query heads share, repeated to (b, h, s, d)."""
+    groups, heads = grouped.shape[1], query.shape[1]
+    if groups == heads:
+        return grouped
+    if heads % groups:
+        raise ValueError(
+            f"{name} has {groups} heads and query {heads}: the query's must be a multiple, so that groups share one."
+        )
+    return grouped.repeat_interleave(heads // groups, dim=1)
+
+
+def attention_map(attend: Callable[..., Tensor], query: Tensor, key: Tensor) -> Tensor:
+    """The matrix (b, h, n, s) that `attend` multiplies values with: its result for the identity in place of values."""
+    batch, heads, length = key.shape[:3]
+    if max(length, query.shape[2]) > LONGEST_MAP:
+        raise ValueError(
+            f"attention matrices of {length} tokens were asked for: at most {LONGEST_MAP}, since they grow with the "
+            f"square of the length; leave them out (output_attentions=False, need_weights=False), and ask for single "
+            f"rows with nystromformer.nystrom_attention_weights(query, key, rows=[0])."
+        )
+    identity = torch.eye(length, dtype=query.dtype, device=query.device).expand(batch, heads, length, length)
+    return attend(query, key, identity)
+
+
+def crossing() -> list[str]:
+    return [name for name, attention in OFFERED.items() if attention.cross_attention]
+
+
+def one_of(names: Mapping[str, object] | list[str]) -> str:
+    return " or ".join(repr(name) for name in names)
