@@ -7,7 +7,7 @@ import torch
 from encoders import TEXT, build
 from transformers import BertTokenizerFast, GPT2Config, GPT2Model, LongformerConfig, LongformerModel
 
-from nystromformer import NystromformerConfig, NystromformerModel, nystrom_attention
+from nystromformer import NystromformerConfig, NystromformerModel
 from nystromformer.bench.attention_study import AttentionStudy
 from nystromformer.cli import main
 from nystromformer.commands.attention_map import chosen, load, read_examples, tokenize
@@ -59,7 +59,7 @@ def test_writes_pictures_table_and_records(folder, text, tmp_path, capsys):
 
 def test_sentences_count_alike_alone_and_in_a_batch(folder, text, tmp_path):
     def errors(examples):
-        study = AttentionStudy(nystrom_attention, "nystrom", [3])
+        study = AttentionStudy("nystrom", [3])
         study.look_at(network, tokenizer, tokenize(network, tokenizer, examples, 512))
         study.measure(Recorder(tmp_path, job="test", config={}), lambda label: None)
         return torch.stack([study.matrix[3], study.output[3]])
