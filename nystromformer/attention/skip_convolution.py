@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import check_floating, check_tokens, shape_of
+from nystromformer.attention.common import at_least_float32, check_floating, check_tokens, shape_of
 from nystromformer.checks import check_at_least, check_odd
 
-BLOCK = 64
-BLOCKS_AT_ONCE = 64
+BLOCK = 32
+"""Rows whose products with the rows of their windows are taken together for a kernel's gradient. More waste more pairs
+of rows that are too far apart, fewer make products too small to be fast."""
 
 
 def skip_convolution(value: Tensor, weight: Tensor) -> Tensor:
@@ -68,9 +69,7 @@ class SkipConvolution(nn.Module):
 
 class _SkipConvolution(torch.autograd.Function):
     """Forward in the channels-last layout that projections produce; the built-in backward of such a convolution is
-    an order of magnitude slower on CPUs than the two products here. Both gradients are differentiable again."""
-
-    generate_vmap_rule = True
+    an order of magnitude slower on CPUs than the two here. Both gradients are differentiable again."""
 
     @staticmethod
     def forward(value: Tensor, kernel: Tensor) -> Tensor:
@@ -87,6 +86,16 @@ class _SkipConvolution(torch.autograd.Function):
         grad_kernel = _kernel_gradient(grad, value, kernel.shape[1]) if ctx.needs_input_grad[1] else None
         return grad_value, grad_kernel
 
+    @staticmethod
+    def vmap(info, in_dims: tuple, value: Tensor, kernel: Tensor) -> tuple[Tensor, int]:
+        """Each head has a kernel of its own, so what is mapped over is more heads."""
+        value, kernel = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((value, kernel), in_dims, strict=True)
+        )
+        out = _SkipConvolution.apply(value.transpose(0, 1).flatten(1, 2), kernel.flatten(0, 1))
+        return out.unflatten(1, kernel.shape[:2]), 1
+
 
 def _depthwise(value: Tensor, kernel: Tensor) -> Tensor:
     batch, heads, length, width = value.shape
@@ -97,53 +106,35 @@ def _depthwise(value: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _kernel_gradient(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
-    """grad_kernel[h, j] = Σ grad[b, h, i] · value[b, h, i + j − k//2] over b, i and the head's width.
+    """grad_kernel[h, j] = Σ grad[b, h, i] · value[b, h, i + j − k//2] over b, i and the head's width: (h, k).
 
-    Rows whose whole window lies inside the sequence are taken in blocks from where they are; the few others, at both
-    ends, are copied with the zeros that their windows reach into.
+    For a block of L rows, a product (L × e) · (e × L + k − 1) holds all pairs of a row and a row of its window, and
+    pairs with one distance j lie on one diagonal. Products of all blocks are added up.
     """
-    length, half = value.shape[2], kernel_size // 2
-    inner = max(length - 2 * half, 0) // BLOCK * BLOCK
-    if inner == 0:
-        return _padded_kernel_gradient(grad, functional.pad(value, (0, 0, half, half)), kernel_size)
-    first = functional.pad(value[:, :, : 2 * half], (0, 0, half, 0))
-    last = functional.pad(value[:, :, inner:], (0, 0, 0, half))
-    return (
-        _padded_kernel_gradient(grad[:, :, :half], first, kernel_size)
-        + _blocks_kernel_gradient(grad[:, :, half : half + inner], value[:, :, : inner + 2 * half], kernel_size)
-        + _padded_kernel_gradient(grad[:, :, half + inner :], last, kernel_size)
-    )
-
-
-def _padded_kernel_gradient(rows: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
-    """As `_blocks_kernel_gradient` for any number of rows: zeros complete the last block."""
-    if rows.shape[2] == 0:  # a kernel of one tap has no rows whose window leaves the sequence
-        return rows.new_zeros(rows.shape[1], kernel_size)
-    missing = -rows.shape[2] % BLOCK
-    return _blocks_kernel_gradient(
-        functional.pad(rows, (0, 0, 0, missing)), functional.pad(windows, (0, 0, 0, missing)), kernel_size
-    )
-
-
-def _blocks_kernel_gradient(rows: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
-    """Σ rows[b, h, i] · windows[b, h, i + j] for (b, h, B·L, e) and (b, h, B·L + k − 1, e): (h, k).
-
-    A product (L × e) · (e × L + k − 1) for each block holds all pairs of a row and a row of its window; pairs with
-    one distance j lie on one diagonal. Some blocks of one head at a time, so that these products stay in the cache.
-    """
-    batch, heads, length, _ = rows.shape
-    rows = rows.unflatten(2, (length // BLOCK, BLOCK))  # (b h B L e)
-    windows = windows.unfold(2, BLOCK + kernel_size - 1, BLOCK)  # (b h B e L+k-1)
-    at_once = length // BLOCK if torch.compiler.is_compiling() else max(BLOCKS_AT_ONCE // batch, 1)
-    pairs = []
-    for head in range(heads):
-        sums = [
-            (some_rows @ some_windows).sum(dim=(0, 1))
-            for some_rows, some_windows in zip(
-                rows[:, head].split(at_once, dim=1), windows[:, head].split(at_once, dim=1), strict=True
-            )
-        ]
-        pairs.append(sum(sums))
+    # One product after the other is fastest on a CPU: nothing is copied, and the sum stays in a cache. Elsewhere each
+    # would be a launch, and a compiled graph has no loop whose length depends on the input's.
+    one_by_one = grad.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.is_grad_enabled())
+    pairs = (_pairs_one_by_one if one_by_one else _pairs_at_once)(grad, value, kernel_size)  # (h L L+k-1)
     # Distance j of row i stands in column i + j. Rows that are one longer in the same flat memory move it to column j.
-    flat = functional.pad(torch.stack(pairs).flatten(1), (0, BLOCK))
-    return flat.unflatten(1, (BLOCK, BLOCK + kernel_size))[:, :, :kernel_size].sum(dim=1)
+    flat = functional.pad(pairs.flatten(1), (0, BLOCK))
+    return flat.unflatten(1, (BLOCK, BLOCK + kernel_size))[:, :, :kernel_size].sum(dim=1).to(grad.dtype)
+
+
+def _pairs_one_by_one(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
+    batch, heads, length, _ = grad.shape
+    half, wide = kernel_size // 2, at_least_float32(grad.dtype)
+    pairs = grad.new_zeros(batch * heads, BLOCK, BLOCK + kernel_size - 1, dtype=wide)
+    for first in range(0, length, BLOCK):
+        after = min(first + BLOCK, length)
+        rows = slice(max(first - half, 0), min(after + half, length))  # of the window that are inside the sequence
+        pairs[:, : after - first, rows.start - first + half : rows.stop - first + half].baddbmm_(
+            grad[:, :, first:after].flatten(0, 1).to(wide), value[:, :, rows].flatten(0, 1).to(wide).mT
+        )
+    return pairs.unflatten(0, (batch, heads)).sum(0)
+
+
+def _pairs_at_once(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
+    half, missing = kernel_size // 2, -grad.shape[2] % BLOCK
+    rows = functional.pad(grad, (0, 0, 0, missing)).unflatten(2, (-1, BLOCK))  # (b h B L e)
+    windows = functional.pad(value, (0, 0, half, half + missing)).unfold(2, BLOCK + kernel_size - 1, BLOCK)
+    return torch.einsum("bhnie, bhnej -> hij", rows, windows)

@@ -1,8 +1,12 @@
+from importlib import import_module
+
 import oracles
 import pytest
 import torch
 
 from nystromformer.attention import SkipConvolution, skip_convolution
+
+skip_convolution_module = import_module("nystromformer.attention.skip_convolution")
 
 
 def draw(*shape, dtype=torch.float64):
@@ -18,6 +22,26 @@ def test_equals_the_built_in_convolution_and_its_gradients(n, k):
     torch.testing.assert_close(ours, theirs)
     upstream = draw(2, 3, n, 4)
     torch.testing.assert_close(*(torch.autograd.grad(out, (value, kernel), upstream) for out in (ours, theirs)))
+
+
+@pytest.mark.parametrize("n", [1, 33, 64, 200])
+def test_both_ways_to_the_kernels_gradient_agree(n):
+    grad, value = draw(2, 3, n, 4), draw(2, 3, n, 4) + 1
+    ways = (skip_convolution_module._pairs_one_by_one, skip_convolution_module._pairs_at_once)
+    torch.testing.assert_close(*(pairs(grad, value, 33) for pairs in ways))
+
+
+def test_vmap_over_values_kernels_or_both_equals_a_loop():
+    values, kernels = draw(3, 2, 2, 40, 4), draw(3, 2, 5)
+    run = torch.func.grad(lambda v, w: skip_convolution(v, w).square().sum(), argnums=(0, 1))
+    for dims in [(0, 0), (0, None), (None, 0)]:
+        arguments = [x if dim == 0 else x[0] for x, dim in zip((values, kernels), dims, strict=True)]
+        mapped = torch.func.vmap(run, in_dims=dims)(*arguments)
+        looped = [
+            run(*(x[i] if dim == 0 else x[0] for x, dim in zip((values, kernels), dims, strict=True))) for i in range(3)
+        ]
+        for all_at_once, one_by_one in zip(mapped, zip(*looped, strict=True), strict=True):
+            torch.testing.assert_close(all_at_once, torch.stack(one_by_one))
 
 
 def test_equals_a_dense_banded_matrix():
