@@ -45,7 +45,8 @@ def leave_with_parent() -> None:
     """End this process when the one that started it is killed; it would wait for work for ever."""
 
     def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
 
     Thread(target=watch, daemon=True).start()

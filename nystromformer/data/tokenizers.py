@@ -140,12 +140,12 @@ def _from_sentencepiece(path: Path) -> PreTrainedTokenizerFast:
     """A unigram model of SentencePiece. Text is made lower case, as ALBERT's, where no piece has a capital letter."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = vars(sentencepiece_model_pb2)["ModelProto"]()  # made at run time
     proto.ParseFromString(path.read_bytes())
     if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
         raise ValueError("not a unigram model; convert it to tokenizer.json with Transformers")
     ordinary = [piece.piece for piece in proto.pieces if piece.type == piece.NORMAL]
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not any(CAPITAL.search(piece) for piece in ordinary):
         steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
     if proto.normalizer_spec.precompiled_charsmap:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -162,7 +163,7 @@ def load_source(name: str) -> tuple[PreTrainedModel, list[Row]]:
     return model, sorted(surplus, key=lambda row: row.source)
 
 
-def read_config(name: str) -> dict[str, object]:
+def read_config(name: str) -> dict[str, Any]:
     """The content of `config.json`."""
     folder = Path(name)
     if not folder.is_dir() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
@@ -186,7 +187,7 @@ def largest_difference(source: PreTrainedModel, model: PreTrainedModel, seed: in
 
     None where the attention of either model approximates input of any length.
     """
-    length = min([LENGTH, *(each.exact_up_to for both in (source, model) for each in attentions_in(both))])
+    length = int(min([LENGTH, *(each.exact_up_to for both in (source, model) for each in attentions_in(both))]))
     if length == 0:
         return None
     generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling as Encoding
@@ -69,7 +70,7 @@ class NystromformerWithHead(NystromformerPreTrainedModel):
         super().__init__(config)
         self.nystromformer = NystromformerModel(config, add_pooling_layer)
 
-    def encode(self, **inputs: Tensor | bool | None) -> Encoding:
+    def encode(self, **inputs: Any) -> Encoding:
         return self.nystromformer(**inputs, return_dict=True)
 
 
@@ -163,17 +164,15 @@ class NystromformerForMultipleChoice(NystromformerWithHead):
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    def encode(
-        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **inputs: Tensor | bool | None
-    ) -> Encoding:
+    def encode(self, **inputs: Any) -> Encoding:
         """All choices are encoded as one batch; the pooled vectors are (b, choices, d) again."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None or given.dim() != (3 if inputs_embeds is None else 4):
+        embedded = inputs["inputs_embeds"] is not None
+        given = inputs["inputs_embeds" if embedded else "input_ids"]
+        if given is None or given.dim() != (4 if embedded else 3):
             shape = "nothing" if given is None else shape_of(given)
             raise ValueError(
                 f"the input is {shape}: must be input_ids (b, choices, n) or inputs_embeds (b, choices, n, d)."
             )
-        inputs |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         flat = {name: x.flatten(0, 1) if isinstance(x, Tensor) else x for name, x in inputs.items()}
         encoding = super().encode(**flat)
         encoding.pooler_output = encoding.pooler_output.unflatten(0, given.shape[:2])

@@ -1,6 +1,6 @@
 """Losses as a sum and the number of items summed, so that any way of accumulating gradients can divide rightly."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ IGNORED = -100
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
-class Tally(NamedTuple):
+@dataclass(frozen=True)
+class Tally:
     """A loss summed over items, before any division."""
 
     loss_sum: Tensor

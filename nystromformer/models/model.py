@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -107,9 +108,7 @@ class NystromformerPreTrainedModel(PreTrainedModel):
         super().__init__(config)
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: object, *args: object, strict: bool = True, **kwargs: object
-    ) -> "NystromformerPreTrainedModel":
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, strict: bool = True, **kwargs: Any) -> Any:
         """As in Transformers, from safetensors only.
 
         `strict` (the default) refuses checkpoints that lack weights of the encoder or have some that find no place.
@@ -126,7 +125,7 @@ class NystromformerPreTrainedModel(PreTrainedModel):
             check_keys(str(pretrained_model_name_or_path), cls.base_model_prefix, info, ignores_sizes)
         return (model, info) if wants_info else model
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         # `init` and, while this runs, torch.nn.init leave alone what was loaded
         starts_as_in_pytorch = isinstance(module, nn.Linear) and self.config.linear_init == "uniform"
         if getattr(module, "keeps_own_start", False) or starts_as_in_pytorch:
@@ -236,6 +235,7 @@ class NystromformerModel(NystromformerPreTrainedModel):
                     f"input_ids has shape {shape_of(input_ids)}: must be (batch, length), length at least 1."
                 )
             return input_ids.shape[0], input_ids.shape[1]
+        assert inputs_embeds is not None
         width = self.config.hidden_size
         if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] < 1 or inputs_embeds.shape[2] != width:
             raise ValueError(f"inputs_embeds has shape {shape_of(inputs_embeds)}: must be (batch, length, {width}).")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,14 +71,14 @@ class MaskedLMHead(nn.Module):
 class PreTrainingHeads(MaskedLMHead):
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        self.seq_relationship: nn.Module = nn.Linear(config.hidden_size, 2)
 
 
 class PredictsWords(NystromformerWithHead):
     """What models with a head over the vocabulary share."""
 
     _tied_weights_keys = TIED
-    cls: MaskedLMHead
+    cls: Any  # `MaskedLMHead`, or one with more in it
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.cls.predictions.decoder
@@ -203,8 +204,8 @@ class NystromformerForPreTraining(PredictsWords):
             loss=combined_loss(mlm, sop, num_items_in_batch),
             prediction_logits=head(hidden) if wants_logits else None,
             seq_relationship_logits=order_logits,
-            **{} if mlm is None else {f"mlm_{name}": value.detach() for name, value in mlm._asdict().items()},
-            **{} if sop is None else {f"sop_{name}": value.detach() for name, value in sop._asdict().items()},
+            **{} if mlm is None else {f"mlm_{name}": value.detach() for name, value in vars(mlm).items()},
+            **{} if sop is None else {f"sop_{name}": value.detach() for name, value in vars(sop).items()},
         )
 
 
@@ -216,15 +217,11 @@ def combined_loss(mlm: Tally | None, sop: Tally | None, num_items: Tensor | int 
     hold is then unknown, so this batch's SOP mean is weighted by its share of the masked tokens: weights that add up
     to 1 over the accumulated batches, and a gradient that is right up to the batches' uneven numbers of masked tokens.
     """
-    if num_items is None or (mlm is None and not _is_pair(num_items)):
-        means = [tally.mean() for tally in (mlm, sop) if tally is not None]
-    elif _is_pair(num_items):
+    if isinstance(num_items, Tensor) and num_items.numel() == 2:
         counted = zip((mlm, sop), num_items, strict=True)
         means = [tally.mean(count) for tally, count in counted if tally is not None]
+    elif num_items is None or mlm is None:
+        means = [tally.mean() for tally in (mlm, sop) if tally is not None]
     else:
         means = [mlm.mean(num_items)] + ([] if sop is None else [sop.mean() * mlm.count / num_items])
     return sum(means[1:], start=means[0]) if means else None
-
-
-def _is_pair(num_items: Tensor | int) -> bool:
-    return isinstance(num_items, Tensor) and num_items.numel() == 2

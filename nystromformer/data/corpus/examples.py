@@ -273,7 +273,8 @@ class PretrainingExamples(torch.utils.data.Dataset):
         tokens = shard.ids[start:stop].astype(np.int64)
         boundaries = shard.sentence_ends[chunks.first[index] : chunks.last[index]] - start
         segments, order = sentence_order(tokens, boundaries, int(chunks.targets[index]), rng)
-        ids, types = [[self.special.cls]], [[0]]
+        ids: list[np.ndarray | list[int]] = [[self.special.cls]]
+        types: list[np.ndarray | list[int]] = [[0]]
         for number, segment in enumerate(segments):
             ids += [segment, [self.special.sep]]
             types += [np.full(len(segment) + 1, number)]
@@ -288,17 +289,21 @@ class PretrainingExamples(torch.utils.data.Dataset):
         """
         pairs = [(0, key) if isinstance(key, (int, np.integer)) else key for key in keys]
         examples = [self.example(int(epoch), int(index)) for epoch, index in pairs]
-        length = max(len(example[0]) for example in examples)
-        filling = {"input_ids": self.special.pad, "token_type_ids": 0, "labels": IGNORED}
+        ids, types, labels, orders = zip(*examples, strict=True)
+        length = max(map(len, ids))
         batch = {}
-        for position, (name, value) in enumerate(filling.items()):
-            padded = np.full((len(examples), length), value, dtype=np.int64)
-            for row, example in zip(padded, examples, strict=True):
-                row[: len(example[position])] = example[position]
+        for name, arrays, value in (
+            ("input_ids", ids, self.special.pad),
+            ("token_type_ids", types, 0),
+            ("labels", labels, IGNORED),
+        ):
+            padded = np.full((len(arrays), length), value, dtype=np.int64)
+            for row, array in zip(padded, arrays, strict=True):
+                row[: len(array)] = array
             batch[name] = torch.from_numpy(padded)
         if not self.token_types:
             del batch["token_type_ids"]
-        batch["sentence_order_label"] = torch.tensor([example[3] for example in examples])
+        batch["sentence_order_label"] = torch.tensor(orders)
         lengths = np.array([len(example[0]) for example in examples])
         if lengths.min() < length:
             batch["attention_mask"] = torch.from_numpy(np.arange(length) < lengths[:, None])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b, sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -112,7 +113,7 @@ class Shard:
     def digest(self) -> str:
         """Of what the shard says, whichever version of Arrow wrote it."""
         parts = (self.ids.astype(np.uint32, copy=False), self.sentence_ends, self.document_ends, self.hashes)
-        return sha256(b"".join(sha256(np.ascontiguousarray(part)).digest() for part in parts)).hexdigest()
+        return sha256(b"".join(sha256(part.tobytes()).digest() for part in parts)).hexdigest()
 
 
 def open_shard(path: Path) -> Shard:
@@ -165,7 +166,8 @@ def _lists(values: np.ndarray, ends: np.ndarray) -> pa.ListArray:
 def write_shards(folder: Path, encoded: Iterable[Encoded], vocabulary: int, tokens_per_shard: int) -> list[dict]:
     """Write pieces as shards of about so many tokens. Returns what the description says about each."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
-    written, waiting = [], []
+    written: list[dict[str, Any]] = []
+    waiting: list[Encoded] = []
 
     def write() -> None:
         if waiting:
@@ -186,7 +188,7 @@ def write_description(folder: Path, description: dict[str, object]) -> None:
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
 
-def read_description(folder: Path) -> dict[str, object]:
+def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
         return json.loads(path.read_text(encoding="utf-8"))

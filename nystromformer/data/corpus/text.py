@@ -92,7 +92,7 @@ class Reading:
 
 def documents(path: Path, reading: Reading) -> Iterator[tuple[str, float]]:
     """(text, share of the file that is read) for each document; empty ones are left out."""
-    read = {".parquet": _parquet, ".txt": _text}.get(kind_of(path), _json_lines)
+    read = {".parquet": _parquet, ".txt": _text}.get(str(kind_of(path)), _json_lines)
     try:
         for text, share in read(path, reading):
             if text and not text.isspace():

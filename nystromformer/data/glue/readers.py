@@ -41,7 +41,7 @@ def read_task(name: str, data: str = "") -> TextSplits:
     task = TASKS[name]
     folder = task_folder(local_folder(data or task.hub_id), name)
     if task.official is not None and any(folder.glob("*.tsv")):
-        return read_official(folder, task)
+        return read_official(folder, task, task.official)
     return read_hub(folder, task)
 
 
@@ -52,17 +52,17 @@ def task_folder(root: Path, name: str) -> Path:
     return next((folder for folder in places if folder.is_dir()), root)
 
 
-def read_official(folder: Path, task: Task) -> TextSplits:
+def read_official(folder: Path, task: Task, columns: Columns) -> TextSplits:
     """GLUE's official files: `SST-2/train.tsv`, `dev.tsv`, `test.tsv` and so on. Test parts may be missing.
 
     Fields are separated by tabs and never quoted: a lone quotation mark is text. Headers differ from task to task and
     from part to part, so columns are found by name. Some files start with a byte order mark.
     """
     return TextSplits(
-        train=official_part(folder / "train.tsv", task),
-        dev={name: official_part(folder / f"{name}.tsv", task) for name in task.dev},
+        train=official_part(folder / "train.tsv", task, columns),
+        dev={name: official_part(folder / f"{name}.tsv", task, columns) for name in task.dev},
         test={
-            name: official_part(folder / f"{name}.tsv", task, is_test=True)
+            name: official_part(folder / f"{name}.tsv", task, columns, is_test=True)
             for name in task.test
             if (folder / f"{name}.tsv").is_file()
         },
@@ -70,19 +70,18 @@ def read_official(folder: Path, task: Task) -> TextSplits:
     )
 
 
-def official_part(path: Path, task: Task, is_test: bool = False) -> Texts:
+def official_part(path: Path, task: Task, columns: Columns, is_test: bool = False) -> Texts:
     damaged: list[int] = []
-    rows = _official_rows(path, task, is_test, damaged)
-    texts = collect(rows, task.official.texts, task.labels, allow_empty=task.has_damage)
+    rows = _official_rows(path, task, columns, is_test, damaged)
+    texts = collect(rows, columns.texts, task.labels, allow_empty=task.has_damage)
     if not len(texts):
         raise ValueError(f"{path}: no rows; the file was cut short: copy it again.")
     return replace(texts, left_out=len(damaged))
 
 
-def _official_rows(path: Path, task: Task, is_test: bool, damaged: list[int]) -> Iterator[Row]:
+def _official_rows(path: Path, task: Task, columns: Columns, is_test: bool, damaged: list[int]) -> Iterator[Row]:
     """The rows of a file. Numbers of lines that are left out as damaged go to `damaged`."""
     regular_file(path)
-    columns = task.official
     header: tuple[str, ...] = ()
     if task.headerless and not is_test:
         header = task.headerless
@@ -245,8 +244,9 @@ def class_names(path: Path, rows: list[Row]) -> tuple[str, ...] | None:
     ('2', '10')
     >>> class_names(Path("a.csv"), [Row("", "", (), "0.5"), Row("", "", (), "1")])
     """
-    numbers = {str(row.label): _number(row.label) for row in rows}
-    if None not in numbers.values():
+    found = {str(row.label): _number(row.label) for row in rows}
+    numbers = {name: number for name, number in found.items() if number is not None}
+    if len(numbers) == len(found):
         if any(number != math.floor(number) for number in numbers.values() if math.isfinite(number)):
             return None  # `collect` refuses those that are not finite, and names their rows
         for row in rows:
@@ -254,7 +254,7 @@ def class_names(path: Path, rows: list[Row]) -> tuple[str, ...] | None:
                 raise ValueError(f"{row.where}: label {shown(row.label)} among numbers; fix or remove the row.")
         names = tuple(sorted(numbers, key=lambda name: numbers[name]))
     else:
-        names = tuple(sorted(numbers))
+        names = tuple(sorted(found))
     if not 2 <= len(names) <= MOST_CLASSES:
         raise ValueError(
             f"{path}: {len(names)} different labels, such as {shown(names[0])}; must be 2 to "
@@ -290,12 +290,13 @@ def csv_cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            _distinct(path, "line 1", reader.fieldnames or ())
+            header = list(reader.fieldnames or ())
+            _distinct(path, "line 1", header)
             for cells in reader:
                 if None in cells or None in cells.values():
                     raise ValueError(
                         f"{path}, line {reader.line_num}: another number of columns than the header's "
-                        f"{len(reader.fieldnames)} ({', '.join(reader.fieldnames)}): quote texts that contain the "
+                        f"{len(header)} ({', '.join(header)}): quote texts that contain the "
                         f"separator, or remove the line."
                     )
                 yield f"line {reader.line_num}", cells

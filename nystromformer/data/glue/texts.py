@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,8 @@ LONGEST_TEXT = 1_000_000
 """In characters, hundreds of times what a model reads of it: a longer one is a file without line ends."""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One example as a file has it."""
 
     where: str
@@ -46,10 +46,14 @@ class Texts:
 
     def choose(self, positions: Sequence[int] | np.ndarray) -> "Texts":
         """Some of the examples, by position, in the order given."""
-        pick = lambda values: None if values is None else [values[position] for position in positions]
-        labels = None if self.labels is None else self.labels[np.asarray(positions)]
-        index = pick(self.index) if self.index else []
-        return replace(self, first=pick(self.first), second=pick(self.second), labels=labels, index=index)
+        pick = lambda values: [values[position] for position in positions]
+        return replace(
+            self,
+            first=pick(self.first),
+            second=None if self.second is None else pick(self.second),
+            labels=None if self.labels is None else self.labels[np.asarray(positions)],
+            index=pick(self.index) if self.index else [],
+        )
 
     def some(self, count: int | None, seed: int = 0) -> "Texts":
         """At most `count` of the examples, drawn at random, the same for each seed; all for None."""
@@ -82,7 +86,7 @@ class TextSplits:
             if part.labels is not None:
                 for text in (*part.first, *(part.second or ())):
                     digest.update(text.encode(errors="surrogatepass") + b"\0")
-                digest.update(np.ascontiguousarray(part.labels))
+                digest.update(part.labels.tobytes())
         return digest.hexdigest()
 
 
@@ -119,8 +123,8 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
     given = row.label
     if classes is None:
         try:
-            number = float(given)
-        except (TypeError, ValueError):
+            number = float(str(given))
+        except ValueError:
             number = np.nan
         if not abs(number) <= LARGEST_NUMBER:
             raise ValueError(

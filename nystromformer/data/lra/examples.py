@@ -130,10 +130,11 @@ class Splits:
         digest = hashlib.blake2b(digest_size=8)
         for examples in (self.train, self.dev, self.test):
             for part in examples.parts:
-                digest.update(part.values)
-                digest.update(part.ends)
-            digest.update(examples.labels)
-            digest.update(np.arange(len(examples)) if examples.index is None else np.ascontiguousarray(examples.index))
+                digest.update(part.values.tobytes())
+                digest.update(part.ends.tobytes())
+            digest.update(examples.labels.tobytes())
+            index = np.arange(len(examples)) if examples.index is None else examples.index
+            digest.update(index.tobytes())
         return digest.hexdigest()
 
 

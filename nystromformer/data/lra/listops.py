@@ -1,7 +1,7 @@
 """ListOps: expressions grown at random, written as Long Range Arena has them, and read."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
@@ -255,7 +255,7 @@ def generate(
         examples.close()
 
 
-def distinct_examples(options: ListOpsOptions, wanted: int, workers: int | None = None) -> Iterator[tuple[bytes, int]]:
+def distinct_examples(options: ListOpsOptions, wanted: int, workers: int | None = None) -> Generator[tuple[bytes, int]]:
     """Examples without repetition, in the order of their chunks."""
     seen: set[bytes] = set()
     fruitless = 0

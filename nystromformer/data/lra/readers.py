@@ -165,8 +165,8 @@ def label_of(field: bytes, classes: int, path: Path, number: int) -> int:
 
 
 def shown(text: bytes, length: int = 40) -> str:
-    text = text.decode(errors="replace").strip()
-    return repr(text if len(text) <= length else text[:length] + "…")
+    readable = text.decode(errors="replace").strip()
+    return repr(readable if len(readable) <= length else readable[:length] + "…")
 
 
 def pixels_of(source: Path | bytes, name: object, size: int) -> np.ndarray:

@@ -44,7 +44,7 @@ def test_rows_that_lack_columns_are_counted_in_qqp_and_refused_elsewhere(root, t
     path = tmp_path / "train.tsv"
     write_tsv(path, ["sentence", "label"], [["fine", 1], ["cut"]])
     with pytest.raises(ValueError, match=r"train.tsv, line 3: 1 columns; must be the 2 .*sentence, label.*remove"):
-        official_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"], TASKS["sst2"].official)
 
 
 @pytest.mark.parametrize("place", ["", "SST-2"])
@@ -85,20 +85,20 @@ def test_wrong_rows_are_named(tmp_path, rows, message):
     path = tmp_path / "train.tsv"
     write_tsv(path, ["sentence", "label"], rows)
     with pytest.raises(ValueError, match=message):
-        official_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"], TASKS["sst2"].official)
 
 
 def test_missing_columns_files_and_encodings_are_named(tmp_path):
     path = tmp_path / "train.tsv"
     write_tsv(path, ["text", "label"], [["fine", 1]])
     with pytest.raises(ValueError, match=r"line 1: columns text, label; must have sentence, label \(sentence mis"):
-        official_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"], TASKS["sst2"].official)
     write_tsv(path, ["index", "sentence"], [[0, "fine"]])
     with pytest.raises(ValueError, match=r"\(label missing\): is it the official file"):
-        official_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"], TASKS["sst2"].official)
     path.write_bytes(b"sentence\tlabel\nna\xefve\t1\n")
     with pytest.raises(ValueError, match=r"train.tsv: not UTF-8"):
-        official_part(path, TASKS["sst2"])
+        official_part(path, TASKS["sst2"], TASKS["sst2"].official)
     write_tsv(path, ["sentence", "label"], [["fine", 1]])
     with pytest.raises(ValueError, match=r"dev.tsv: no such file; .* holds train.tsv"):
         read_task("sst2", str(tmp_path))
