@@ -1,7 +1,7 @@
 """`NystromformerConfig`: every choice that makes a model, checked when it is made and again when a model is built."""
 
 from dataclasses import field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedConfig
@@ -18,6 +18,10 @@ POOLINGS = ("cls", "mean")
 
 LINEAR_INITS = ("normal", "uniform")
 
+OURS_ONLY = "pip install nystromformer-torch, then call nystromformer.register()"
+"""What configuration files name as `attn_implementation`. Transformers' own Nyströmformer would load our checkpoints
+and compute something else; so it refuses them, with these words in its message. Ours knows better."""
+
 SHARED_OPTIONS = ("num_landmarks", "conv_kernel_size", "pinv_iterations", "pinv_scaling")
 """Fields handed to each attention that has an option of that name."""
 
@@ -26,8 +30,8 @@ class NystromformerConfig(PreTrainedConfig):
     """Configuration of a Nyströmformer. Defaults are those of the Hub's
     [uw-madison/nystromformer-512](https://huggingface.co/uw-madison/nystromformer-512).
 
-    Reads the `config.json` of Transformers' own Nyströmformer, and Transformers reads ours. See
-    `nystromformer.models.configuration` for the paper's sizes.
+    Reads the `config.json` of Transformers' own Nyströmformer. Transformers reads ours, for tokenizers, but builds no
+    model from it before `nystromformer.register()`. See `nystromformer.models.configuration` for the paper's sizes.
 
     >>> config = NystromformerConfig(attention="nystrom-32", num_hidden_layers=2)
     >>> config.num_landmarks
@@ -96,16 +100,18 @@ class NystromformerConfig(PreTrainedConfig):
     inv_coeff_init_option: bool = False
     """For Transformers' code only. Ours has `pinv_scaling`."""
 
-    def __post_init__(self, **kwargs: object) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
         if self.num_landmarks is None:
             self.num_landmarks = self._suffix().get("num_landmarks", NystromOptions.num_landmarks)
         if self.conv_kernel_size == 0:
             self.conv_kernel_size = None
+        if kwargs.get("attn_implementation") == OURS_ONLY:
+            del kwargs["attn_implementation"]
         super().__post_init__(**kwargs)
         self.check()
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, object], **kwargs: object) -> "NystromformerConfig":
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "NystromformerConfig":
         given = config_dict.get("model_type", cls.model_type)
         if given != cls.model_type:
             raise ValueError(
@@ -114,10 +120,16 @@ class NystromformerConfig(PreTrainedConfig):
             )
         return super().from_dict(config_dict, **kwargs)
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         # Transformers' own class reads only whole numbers here, and AutoTokenizer reads the file through that class
         fields = super().to_dict()
-        return fields | {"conv_kernel_size": fields["conv_kernel_size"] or 0}
+        return fields | {"conv_kernel_size": fields["conv_kernel_size"] or 0, "attn_implementation": OURS_ONLY}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"NystromformerConfig has no field {name!r}. If Transformers' own Nyströmformer asks for it: call "
+            f"nystromformer.register() before AutoModel builds a model from this configuration."
+        )
 
     @property
     def head_dim(self) -> int:
@@ -189,7 +201,7 @@ class NystromformerConfig(PreTrainedConfig):
         return parse_attention_name(self.attention)[1]
 
 
-BERT: dict[str, object] = {
+BERT: dict[str, Any] = {
     "vocab_size": 30000,
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
@@ -204,7 +216,7 @@ BERT: dict[str, object] = {
 """What both BERT sizes share."""
 
 
-PRESETS: dict[str, dict[str, object]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     # The paper says "4 layers" only; the other sizes are those that BERT's authors released as BERT-small.
     "bert-small": BERT
     | {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
@@ -234,7 +246,7 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 
-def preset_config(name: str, **changes: object) -> NystromformerConfig:
+def preset_config(name: str, **changes: Any) -> NystromformerConfig:
     """The configuration of a preset, with some fields changed.
 
     >>> preset_config("bert-small", attention="linformer-256").num_hidden_layers

@@ -1,13 +1,15 @@
 """The encoder: embeddings, self-attention, layers, pooling."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from nystromformer.attention import Attention
-from nystromformer.attention.common import shape_of
+from nystromformer.attention import Attention, skip_convolution
+from nystromformer.attention.common import shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 
@@ -127,15 +129,21 @@ LONGEST = 1024
 """Sequences for which whole attention matrices are given: 12 heads of 1,024² float32 are 50 MB a layer."""
 
 
-def attention_map(attention: Attention, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """The matrix that `attention` multiplies the values with, (b, h, n, n), for `query` and `key` (b, h, n, d).
+def attention_and_map(
+    attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What `attention` gives for (b, h, n, d), and the matrix (b, h, n, n) that it multiplies the values with.
+
+    The one is computed from the other, so that gradients of an output reach the matrix, as explanations of it need.
+    The matrix is the result for the identity in place of values.
 
     >>> from nystromformer import build_attention
     >>> attention, x = build_attention("nystrom-8", num_heads=2, head_dim=4), torch.randn(1, 2, 20, 4)
-    >>> attention_map(attention, x, x, None).shape
-    torch.Size([1, 2, 20, 20])
+    >>> out, matrix = attention_and_map(attention, x, x, x, None)
+    >>> torch.allclose(out, attention(x, x, x), atol=1e-5), matrix.shape
+    (True, torch.Size([1, 2, 20, 20]))
     """
-    length = query.shape[2]
+    batch, heads, length = key.shape[:3]
     if length > LONGEST:
         raise ValueError(
             f"output_attentions=True with {length} tokens: at most {LONGEST}, since the matrices grow with the square "
@@ -146,7 +154,13 @@ def attention_map(attention: Attention, query: Tensor, key: Tensor, mask: Tensor
             f"output_attentions=True: {type(attention).__name__} has no attention matrix to show; "
             f"use attention='standard' or 'nystrom', or leave output_attentions out."
         )
-    return attention.weights(query, key, torch.arange(length, device=query.device), mask)
+    arguments = attention.arguments(query)
+    kernel = arguments.pop("conv_weight", None)
+    identity = torch.eye(length, dtype=query.dtype, device=query.device).expand(batch, heads, length, length)
+    matrix = attention.operation(query, key, identity, mask, **arguments)
+    value = zero_masked(value, mask)
+    out = matrix @ value
+    return out if kernel is None else zero_masked(out + skip_convolution(value, kernel), mask), matrix
 
 
 class NystromformerEmbeddings(nn.Module):
@@ -205,16 +219,16 @@ class NystromformerSelfAttention(nn.Module):
         # an attention that takes its queries as keys would leave a projection without gradient, which DDP refuses
         self.key = None if self.attention.shares_query_key else nn.Linear(width, width)
         self.value = nn.Linear(width, width)
-        self._adopt_convolution()
-
-    def _adopt_convolution(self) -> None:
-        """Published checkpoints hold the convolution beside the projections, as `attention.self.conv.weight`.
-
-        So it becomes a child of this module, and the attention keeps a plain reference to the same module.
-        """
         if "conv" in self.attention._modules:
+            # Published checkpoints hold the convolution beside the projections, as `attention.self.conv.weight`.
             self.conv = self.attention._modules.pop("conv")
-            self.attention.__dict__["conv"] = self.conv
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The convolution is a child of this module, and the attention has a plain reference to it, which follows when
+        the child is exchanged: PEFT puts a copy to train in its place."""
+        super().__setattr__(name, value)
+        if name == "conv":
+            self.attention.__dict__["conv"] = value
 
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
@@ -223,8 +237,10 @@ class NystromformerSelfAttention(nn.Module):
         query = self._split_heads(self.query(hidden))
         key = query if self.key is None else self._split_heads(self.key(hidden))
         value = self._split_heads(self.value(hidden))
-        weights = attention_map(self.attention, query, key, mask) if output_attentions else None
-        context = self.attention(query, key, value, mask)
+        if output_attentions:
+            context, weights = attention_and_map(self.attention, query, key, value, mask)
+        else:
+            context, weights = self.attention(query, key, value, mask), None
         return context.transpose(1, 2).flatten(2), weights
 
     def _split_heads(self, x: Tensor) -> Tensor:

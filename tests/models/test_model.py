@@ -1,10 +1,12 @@
 """The encoder: padding on any side, any attention, and input that is refused."""
 
+import copy
+
 import pytest
 import torch
 
 from nystromformer import NystromformerModel
-from nystromformer.attention import ATTENTIONS
+from nystromformer.attention import ATTENTIONS, SkipConvolution
 from nystromformer.attention.registry import parse_attention_name
 
 LRA_LIKE = {"norm": "pre", "embedding_norm": False, "type_vocab_size": 0, "pooling": "mean", "position_offset": 0}
@@ -159,3 +161,36 @@ def test_exactly_one_input_must_be_given(small, ids):
         model(inputs_embeds=torch.zeros(1, 5, 31))
     with pytest.raises(ValueError, match=r"without token types.*return_token_type_ids=False"):
         NystromformerModel(small(**LRA_LIKE))(ids(1, 5), token_type_ids=ids(1, 5))
+
+
+@pytest.mark.parametrize("attention", ["standard", "nystrom", "nystrom-local", "longformer", "linear"])
+def test_gradients_of_the_output_reach_the_attention_matrices(attention, small, lively, ids):
+    model, x = lively(NystromformerModel(small(attention=attention))), ids(2, 100)
+    mask = torch.ones_like(x)
+    mask[1, 60:] = 0
+    out = model(x, attention_mask=mask, output_attentions=True)
+    plain = model(x, attention_mask=mask)
+    torch.testing.assert_close(
+        out.last_hidden_state[mask.bool()], plain.last_hidden_state[mask.bool()], atol=1e-4, rtol=0
+    )
+    for weights in out.attentions:
+        weights.retain_grad()
+    out.last_hidden_state[mask.bool()].square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.encoder.parameters()]
+    assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
+    model.zero_grad()
+    plain.last_hidden_state[mask.bool()].square().sum().backward()
+    for parameter, gradient in zip(model.encoder.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-2)
+
+
+def test_a_convolution_that_takes_anothers_place_is_used(small, lively, ids):
+    """As PEFT does with modules to save."""
+    model, x = lively(NystromformerModel(small())), ids(2, 100)
+    copied = copy.deepcopy(model)
+    block = copied.encoder.layer[0].attention.self
+    block.conv = SkipConvolution(*block.conv.weight.shape[::2])
+    assert (copied(x).last_hidden_state - model(x).last_hidden_state).abs().max() > 1e-3
+    copied(x).last_hidden_state.square().sum().backward()
+    assert block.conv.weight.grad.abs().max() > 0
+    assert [name for name in copied.state_dict() if "conv" in name] == [n for n in model.state_dict() if "conv" in n]
