@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 LARGEST_SEED = 2**32 - 1
 """What NumPy takes."""
@@ -31,7 +32,7 @@ def check_choice(name: str, given: object, choices: Iterable[str]) -> None:
         raise ValueError(f"{name}={given!r}: must be one of {allowed}.{did_you_mean(str(given), choices)}")
 
 
-def check_at_least(name: str, given: object, minimum: int, hint: str = "") -> None:
+def check_at_least(name: str, given: Any, minimum: int, hint: str = "") -> None:
     """`given` must be a whole number of at least `minimum`."""
     if isinstance(given, bool) or not (isinstance(given, int) or _is_symbolic(given)):
         raise TypeError(f"{name}={given!r} is a {type(given).__name__}: must be a whole number of at least {minimum}.")
@@ -39,7 +40,7 @@ def check_at_least(name: str, given: object, minimum: int, hint: str = "") -> No
         raise ValueError(f"{name}={given}: must be at least {minimum}{'; ' + hint if hint else ''}.")
 
 
-def check_odd(name: str, given: object) -> None:
+def check_odd(name: str, given: Any) -> None:
     check_at_least(name, given, 1)
     if given % 2 == 0:
         raise ValueError(f"{name}={given}: must be odd, so that it has a center; use {given - 1} or {given + 1}.")

@@ -1,9 +1,18 @@
-"""Errors that are the user's to fix. The command line shows them as one line, without a traceback."""
+"""Errors and what the user sees of them: one line. Those of the user's say what to do, others where their log is."""
 
+import os
+import shlex
 import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
+
+LONGEST_LINE = 2_000
+"""Characters of an error: what was given may be a whole file."""
 
 
 class UserError(Exception):
@@ -29,14 +38,38 @@ def user_input() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RecursionError) as error:
         raise UserError(str(error)) from error
 
 
 def refuse(message: str) -> int:
     """Show the user one line on stderr; returns the exit code for bad input."""
-    print("nystromformer: " + " ".join(message.split()), file=sys.stderr)
+    _say(message)
     return 2
+
+
+def report_fault(error: Exception, folder: Path | None) -> int:
+    """Keep the traceback of an error that is not the user's in a log file, and say where in one line on stderr.
+
+    The log is in the folder of the run if that exists, otherwise in the system's folder for temporary files. Returns
+    the exit code for faults of the program or of the machine.
+    """
+    name = f"nystromformer-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    text = f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}"
+    for place in (folder, Path(tempfile.gettempdir())):
+        if place is None or not place.is_dir():
+            continue
+        try:
+            (place / name).write_text(text, encoding="utf-8", errors="replace")
+        except OSError:  # the disk is full or can't be written
+            continue
+        where = f"the traceback is in {place / name}"
+        break
+    else:
+        where = "there is no room for a log with the traceback"
+    first = " ".join(str(error).split())[:300]
+    _say(f"unexpected {type(error).__name__}{': ' + first if first else ''}; {where}.")
+    return 1
 
 
 def install_hint(*extras: str) -> str:
@@ -57,6 +90,11 @@ def missing_package(error: ModuleNotFoundError, *extras: str) -> str:
     return f"needs {error.name}, which is not installed; {install_hint(*extras)}."
 
 
+def _say(message: str) -> None:
+    line = " ".join("".join(character if character.isprintable() else " " for character in message).split())
+    print(f"nystromformer: {line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + '…'}", file=sys.stderr)
+
+
 def _distribution() -> str:
     """The name under which pip installed this package: that of the distribution that brings our command.
 
@@ -64,5 +102,5 @@ def _distribution() -> str:
     never installed has no name yet: "." is what pip calls the tree it is run in.
     """
     commands = metadata.entry_points(group="console_scripts", name="nystromformer")
-    ours = [command.dist.name for command in commands if command.module == "nystromformer.__main__"]
-    return ours[0] if ours else "."
+    ours = [command.dist for command in commands if command.module == "nystromformer.__main__"]
+    return ours[0].name if ours and ours[0] is not None else "."

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.models import OptionInfo
@@ -30,7 +30,7 @@ class Range:
     least: float
     most: float
 
-    def __call__(self, given: object) -> float:
+    def __call__(self, given: Any) -> float:
         try:
             value = self.kind(given)
         except (ValueError, OverflowError):

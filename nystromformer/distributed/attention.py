@@ -11,6 +11,7 @@ The pseudoinverse and F W need nothing else: every rank computes them alone.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ from nystromformer.attention.common import (
     checked_scale,
     full_precision,
     pad_head_dims,
+    softmax_attention,
     zero_masked,
 )
 from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom import NystromOptions, softmax_attention, softmax_inverse
+from nystromformer.attention.nystrom import NystromOptions, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks
@@ -98,7 +100,7 @@ class Inputs:
         queries, keys = share_layouts(shards, len(self.query), facts, group, self.query.device)
         return queries, keys
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, Any]:
         """What must be the same on all ranks: else collectives would not match, forward or backward."""
         tensors = {"query": self.query, "key": self.key, "value": self.value, "conv_weight": self.kernel}
         return {
@@ -137,6 +139,11 @@ def checked_inputs(
         raise ValueError(
             f"landmarks={options.landmarks!r}: must be 'segment_means' where a sequence is split over ranks; k-means "
             f"would exchange all its centres at every step."
+        )
+    if options.exact_below is not None:
+        raise ValueError(
+            f"exact_below={options.exact_below}: must be None where a sequence is split over ranks, since no rank has "
+            f"all tokens of a short example; raise num_landmarks, up to which examples are exact."
         )
     if conv_weight is not None and query_rows != key_rows:
         raise ValueError(
@@ -198,6 +205,7 @@ def sequence_parallel_nystrom_attention(
     pinv_scaling: str = "matrix",
     landmarks: str = "segment_means",
     pinv: str = "iterative",
+    exact_below: int | None = None,
     scale: float | None = None,
     group: ProcessGroup | None = None,
     layouts: tuple[Layout, Layout] | None = None,
@@ -214,6 +222,7 @@ def sequence_parallel_nystrom_attention(
             leave out a mask that others give.
         num_landmarks, conv_weight, pinv_iterations, pinv_scaling, scale, pinv: as there, the same on all ranks.
         landmarks: only "segment_means".
+        exact_below: only None.
         layouts: of the queries and the keys, where they are known already: several layers that work on one sequence
             need to ask only once (`share_layouts`).
         check: compare what the ranks were given before any data is sent, and refuse on all of them where it differs.
@@ -234,6 +243,7 @@ def sequence_parallel_nystrom_attention(
             pinv_scaling=pinv_scaling,
             landmarks=landmarks,
             pinv=pinv,
+            exact_below=exact_below,
         )
         query_mask, key_mask = masks_of_shards(mask, query_mask, key_mask)
         inputs = checked_inputs(query, key, value, query_mask, key_mask, conv_weight, scale, options)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -227,7 +228,7 @@ def _exchanged(
     return arriving
 
 
-def _reduced(x: Tensor, operation: dist.ReduceOp, group: ProcessGroup | None, purpose: str) -> Tensor:
+def _reduced(x: Tensor, operation: Any, group: ProcessGroup | None, purpose: str) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     with _answered(purpose, group):
         dist.all_reduce(total, operation, group=group)
@@ -270,7 +271,7 @@ PURPOSE = "agreement"
 
 
 def agree(
-    facts: Mapping[str, object] | Exception,
+    facts: Mapping[str, Any] | Exception,
     numbers: Sequence[int],
     group: ProcessGroup | None,
     device: torch.device | str,
@@ -280,17 +281,19 @@ def agree(
     A rank that must refuse its own input passes the error instead: it is raised there, and the others learn of it
     instead of waiting. Costs one gathering of 8 bytes and the numbers.
     """
-    refused = isinstance(facts, Exception)
-    text = json.dumps({"refused": str(facts)[:ERROR_LENGTH]} if refused else dict(facts))
+    if isinstance(facts, Exception):
+        text = json.dumps({"refused": str(facts)[:ERROR_LENGTH]})
+    else:
+        text = json.dumps(dict(facts))
     rows = gather(torch.tensor([_digest(text), *numbers], device=device), group, PURPOSE).tolist()
     if any(row[0] != rows[0][0] for row in rows):
         raise _disagreement(facts, text, group, device)
-    if refused:
+    if isinstance(facts, Exception):
         raise facts
     return [row[1:] for row in rows]
 
 
-def differences(given: Sequence[Mapping[str, object]]) -> str:
+def differences(given: Sequence[Mapping[str, Any]]) -> str:
     """What ranks do not have in common, by rank.
 
     >>> differences([{"batch": 2, "heads": 8}, {"batch": 3, "heads": 8}])
@@ -311,7 +314,7 @@ def _digest(text: str) -> int:
 
 
 def _disagreement(
-    facts: Mapping[str, object] | Exception, text: str, group: ProcessGroup | None, device: torch.device | str
+    facts: Mapping[str, Any] | Exception, text: str, group: ProcessGroup | None, device: torch.device | str
 ) -> Exception:
     """Tell all ranks all that was given, and make the error of this one."""
     assert len(text.encode()) <= TEXT_BYTES

@@ -5,12 +5,14 @@ the whole sequence, and replace the pooled vector by that of the whole sequence.
 """
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from nystromformer.attention.base import attentions_in
 from nystromformer.attention.common import at_least_float32
 from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
 from nystromformer.distributed.collectives import agree, sum_over_ranks
@@ -57,8 +59,7 @@ def encoders_of(module: nn.Module) -> list[NystromformerModel]:
                 f"pooled_length={encoder.config.pooled_length}: must be None where a sequence is split over ranks, "
                 f"since a rank does not count the tokens of the others."
             )
-        for layer in encoder.encoder.layer:
-            attention = layer.attention.self.attention
+        for attention in attentions_in(encoder):
             if not attention.splits_over_ranks:
                 raise ValueError(
                     f"{attention.name} can't attend over a sequence that is split over ranks: must be nystrom; build "
@@ -80,7 +81,7 @@ class ShardedEncoder:
         self.layout: Layout | None = None
         self.mask: Tensor | None = None
         self.wants_dict = True
-        self.attentions = [layer.attention.self.attention for layer in encoder.encoder.layer]
+        self.attentions = list(attentions_in(encoder))
         for attention in self.attentions:
             attention.operation = self.attend
         self.handles = [
@@ -94,15 +95,16 @@ class ShardedEncoder:
         for handle in self.handles:
             handle.remove()
 
-    def attend(self, *args: object, **options: object) -> Tensor:
+    def attend(self, *args: Any, **options: Any) -> Tensor:
         """The operation of all layers: their sequence is laid out as `before` found it."""
+        assert self.layout is not None  # `before` has set it
         layouts = self.layout, self.layout
         return sequence_parallel_nystrom_attention(*args, **options, group=self.group, layouts=layouts, check=False)
 
-    def before(self, encoder: NystromformerModel, args: tuple, kwargs: dict[str, object]) -> tuple[tuple, dict]:
+    def before(self, encoder: NystromformerModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         given = dict(zip(inspect.signature(encoder.forward).parameters, args, strict=False)) | kwargs
         wants_dict = given.pop("return_dict", None)
-        self.wants_dict = encoder.config.return_dict if wants_dict is None else wants_dict
+        self.wants_dict = bool(encoder.config.return_dict if wants_dict is None else wants_dict)
         try:
             batch, length, device = self._checked(given)
         except (TypeError, ValueError) as error:
@@ -121,7 +123,8 @@ class ShardedEncoder:
             self._fill(given, batch, device)
         return (), given | {"return_dict": True}
 
-    def after(self, encoder: NystromformerModel, args: tuple, output: object) -> object:
+    def after(self, encoder: NystromformerModel, args: tuple, output: Any) -> Any:
+        assert self.layout is not None  # `before` has set it
         pooling = encoder.config.pooling
         pooled = pool_over_ranks(output.last_hidden_state, self.mask, self.layout, pooling, self.group)
         output.pooler_output = pooled if encoder.pooler is None else encoder.pooler(pooled)
@@ -131,7 +134,7 @@ class ShardedEncoder:
                 output.hidden_states = tuple(hidden[:, :0] for hidden in output.hidden_states)
         return output if self.wants_dict else output.to_tuple()
 
-    def _checked(self, given: dict[str, object]) -> tuple[int, int, torch.device]:
+    def _checked(self, given: dict[str, Any]) -> tuple[int, int, torch.device]:
         """Batch, length and device of this rank's tokens; sets its mask. What is wrong on all ranks, all will say."""
         inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
         if len(inputs) != 1 or inputs[0].dim() < 2:
@@ -148,7 +151,7 @@ class ShardedEncoder:
         self.mask = token_mask(given.get("attention_mask"), batch, length)
         return batch, length, inputs[0].device
 
-    def _facts(self, encoder: NystromformerModel, given: dict[str, object]) -> dict[str, object]:
+    def _facts(self, encoder: NystromformerModel, given: dict[str, Any]) -> dict[str, Any]:
         """What must be the same on all ranks. A mask need not: a rank may have nothing to mask."""
         embeds = given.get("inputs_embeds")
         tokens = {name: given[name] for name in PER_TOKEN if given.get(name) is not None and name != "attention_mask"}
@@ -162,7 +165,7 @@ class ShardedEncoder:
             "embeddings with gradient": embeds is not None and embeds.requires_grad,
         }
 
-    def _fill(self, given: dict[str, object], batch: int, device: torch.device) -> None:
+    def _fill(self, given: dict[str, Any], batch: int, device: torch.device) -> None:
         """One masked token for a rank that has none, so that it takes part in all collectives."""
         for name in PER_TOKEN:
             if isinstance(given.get(name), Tensor):

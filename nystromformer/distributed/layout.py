@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Layout:
 def share_layouts(
     shards: Sequence[tuple[int, Tensor | None]],
     batch: int,
-    facts: Mapping[str, object] | Exception | None,
+    facts: Mapping[str, Any] | Exception | None,
     group: ProcessGroup | None,
     device: torch.device | str,
 ) -> list[Layout]:
@@ -90,12 +91,12 @@ INPUTS = ("input_ids", "inputs_embeds", "x")
 
 
 def split_sequence(
-    batch: Tensor | Mapping[str, object],
+    batch: Tensor | Mapping[str, Any],
     group: ProcessGroup | None = None,
     *,
     lengths: Sequence[int] | None = None,
     dim: int = 1,
-) -> Tensor | dict[str, object]:
+) -> Tensor | dict[str, Any]:
     """This rank's contiguous shard of a tensor (b, n, ...), or of all tensors of that length in a batch.
 
     `lengths` are those of all ranks' shards; by default they differ by one token at most. In a batch as a tokenizer or
@@ -122,7 +123,7 @@ def split_sequence(
             f"them out for shards of about equal length."
         )
 
-    def shard(x: object) -> object:
+    def shard(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.dim() <= dim or x.shape[dim] != total:
             return x
         return x.narrow(dim, sum(lengths[:rank]), lengths[rank]).clone()  # so that the whole need not stay in memory
@@ -147,7 +148,7 @@ def gather_sequence(shard: Tensor, group: ProcessGroup | None = None, *, dim: in
     return gather_parts(shard, lengths, dim, group, "gather")
 
 
-def _input_of(batch: Mapping[str, object]) -> Tensor:
+def _input_of(batch: Mapping[str, Any]) -> Tensor:
     for name in INPUTS:
         if isinstance(batch.get(name), Tensor):
             return batch[name]

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,9 @@ def reduce_gradients(module: nn.Module, group: ProcessGroup | None = None, reduc
     if not parameters:
         return
     present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
-    present = max_over_ranks(present, group, "gradients").tolist()
+    anywhere = max_over_ranks(present, group, "gradients").tolist()
     ranks = rank_and_size(group)[1] if reduction == "mean" else 1
-    for bucket in _buckets([p for p, anywhere in zip(parameters, present, strict=True) if anywhere]):
+    for bucket in _buckets([p for p, has_one in zip(parameters, anywhere, strict=True) if has_one]):
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         total = sum_over_ranks(torch.cat([g.flatten() for g in gradients]), group, "gradients") / ranks
         for parameter, part in zip(bucket, total.split([p.numel() for p in bucket]), strict=True):
@@ -72,7 +73,7 @@ class SequenceParallel:
     def __init__(self, module: nn.Module, group: ProcessGroup | None, check: bool) -> None:
         encoders = _encoders(module)
         inner = {id(part) for encoder in encoders for part in encoder.modules()}
-        self.layers = [
+        self.layers: list[Any] = [
             part for part in module.modules() if getattr(part, "splits_over_ranks", False) and id(part) not in inner
         ]
         if not encoders and not self.layers:
@@ -102,7 +103,7 @@ class SequenceParallel:
     def __enter__(self) -> "SequenceParallel":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.remove()
 
 
@@ -130,7 +131,7 @@ def sequence_parallel(module: nn.Module, group: ProcessGroup | None = None, *, c
     return SequenceParallel(module, group, check)
 
 
-def _encoders(module: nn.Module) -> list[nn.Module]:
+def _encoders(module: nn.Module) -> list[Any]:
     if importlib.util.find_spec("transformers") is None:  # layers need torch alone
         return []
     from nystromformer.distributed.encoder import encoders_of
@@ -138,7 +139,7 @@ def _encoders(module: nn.Module) -> list[nn.Module]:
     return encoders_of(module)
 
 
-def _sharded(encoder: nn.Module, group: ProcessGroup | None, check: bool) -> object:
+def _sharded(encoder: Any, group: ProcessGroup | None, check: bool) -> Any:
     from nystromformer.distributed.encoder import ShardedEncoder
 
     return ShardedEncoder(encoder, group, check)
