@@ -5,6 +5,7 @@ Masks are boolean (b, n), True for a real token. Checks that need no tensor are 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -190,6 +191,14 @@ def pad_head_dims(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return query, key, value
 
 
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+    """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
+    width, differ = value.shape[3], query.shape[3] != value.shape[3]
+    query, key, value = pad_head_dims(query, key, value)
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
+    return out[..., :width] if differ else out
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
@@ -206,7 +215,7 @@ def rows_of_map(
     key: Tensor,
     rows: Sequence[int] | Tensor,
     mask: Tensor | None,
-    **arguments: object,
+    **arguments: Any,
 ) -> Tensor:
     """Rows (b, h, r, n) of the matrix that `operation` multiplies values with, without gradients.
 

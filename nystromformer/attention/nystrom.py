@@ -11,10 +11,10 @@ two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import (
@@ -25,9 +25,15 @@ from nystromformer.attention.common import (
     checked_scale,
     full_precision,
     key_padding_mask,
-    pad_head_dims,
     refuse_causal,
+    softmax_attention,
     zero_masked,
+)
+from nystromformer.attention.exact_below import (
+    all_are_short,
+    check_exact_below,
+    exact_where_short,
+    short_examples,
 )
 from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
 from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
@@ -44,6 +50,7 @@ class NystromOptions:
     pinv_scaling: str = "matrix"
     landmarks: str = "segment_means"
     pinv: str = "iterative"
+    exact_below: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least("num_landmarks", self.num_landmarks, 1, "the paper uses 64")
@@ -51,6 +58,12 @@ class NystromOptions:
         check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
         check_choice("landmarks", self.landmarks, LANDMARKS)
         check_choice("pinv", self.pinv, PSEUDOINVERSES)
+        check_exact_below(self.exact_below)
+
+    @property
+    def exact_up_to(self) -> int:
+        """The number of valid tokens up to which nothing is approximated."""
+        return max(self.num_landmarks, self.exact_below or 0)
 
 
 def nystrom_attention(
@@ -67,6 +80,7 @@ def nystrom_attention(
     pinv_scaling: str = "matrix",
     landmarks: str = "segment_means",
     pinv: str = "iterative",
+    exact_below: int | None = None,
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Tensor:
@@ -83,6 +97,7 @@ def nystrom_attention(
         pinv_scaling: "matrix", or "batch" as published checkpoints were trained: outputs then depend on the batch.
         landmarks: "segment_means" or "kmeans" (slower; the paper mentions it).
         pinv: "iterative" or "exact" (slow; for studies).
+        exact_below: examples with at most so many valid queries and keys are computed exactly; None: with at most m.
         scale: of the logits, d ** -0.5 by default.
         is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
 
@@ -98,6 +113,7 @@ def nystrom_attention(
         pinv_scaling=pinv_scaling,
         landmarks=landmarks,
         pinv=pinv,
+        exact_below=exact_below,
     )
     scale = checked_scale(scale, query)
     refuse_causal(is_causal)
@@ -132,6 +148,7 @@ def nystrom_attention_weights(
     pinv_scaling: str = "matrix",
     landmarks: str = "segment_means",
     pinv: str = "iterative",
+    exact_below: int | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
@@ -151,6 +168,7 @@ def nystrom_attention_weights(
         pinv_scaling=pinv_scaling,
         landmarks=landmarks,
         pinv=pinv,
+        exact_below=exact_below,
     )
     scale = checked_scale(scale, query)
     rows = checked_rows(rows, query)
@@ -160,13 +178,14 @@ def nystrom_attention_weights(
         query, key = zero_masked(query, query_mask).to(wide), zero_masked(key, key_mask).to(wide)
         asked = query[:, :, rows]  # (b h r d)
         exact = masked_softmax(scale * asked @ key.mT, key_padding_mask(key_mask))  # (b h r s)
-        if query.shape[2] <= num_landmarks or key.shape[2] <= num_landmarks:
+        if min(query.shape[2], key.shape[2]) <= num_landmarks or all_are_short(query, key, exact_below):
             weights = exact
         else:
             core = landmark_core(query, key, query_mask, key_mask, scale, options)
             F = masked_softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
             B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(key_mask))  # (b h m s)
             few = core.query_segments.one_token_each | core.key_segments.one_token_each
+            few = few | short_examples(query, key, query_mask, key_mask, exact_below)
             weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
         if key_mask is not None:
             weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
@@ -195,6 +214,7 @@ class NystromSelfAttention(Attention):
         pinv_scaling: str = "matrix",
         landmarks: str = "segment_means",
         pinv: str = "iterative",
+        exact_below: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
         self.options = NystromOptions(
@@ -203,6 +223,7 @@ class NystromSelfAttention(Attention):
             pinv_scaling=pinv_scaling,
             landmarks=landmarks,
             pinv=pinv,
+            exact_below=exact_below,
         )
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
@@ -210,9 +231,9 @@ class NystromSelfAttention(Attention):
 
     @property
     def exact_up_to(self) -> float:
-        return self.options.num_landmarks
+        return self.options.exact_up_to
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
 
     def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -294,10 +315,10 @@ def _attend(
     scale: float,
     options: NystromOptions,
 ) -> Tensor:
-    """F A⁺ B V, exact for each example with at most m valid keys or queries. Masked rows must be zero already."""
+    """F A⁺ B V, exact for short examples. Masked rows must be zero already."""
     exporting = torch.compiler.is_exporting()  # one graph for all lengths: no decision may rest on a length
     m = options.num_landmarks
-    if not exporting and (query.shape[2] <= m or key.shape[2] <= m):
+    if not exporting and (min(query.shape[2], key.shape[2]) <= m or all_are_short(query, key, options.exact_below)):
         return softmax_attention(query, key, value, key_padding_mask(key_mask), scale)
 
     core = landmark_core(query, key, query_mask, key_mask, scale, options)
@@ -313,12 +334,6 @@ def _attend(
         index = core.query_segments.index[:, None, :, None].expand(-1, *BV.shape[1:2], -1, BV.shape[3])
         own_rows = BV.gather(2, index)
         out = torch.where(core.query_segments.one_token_each[:, None, None, None], own_rows, out)
-    return out
-
-
-def softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
-    """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
-    width, differ = value.shape[3], query.shape[3] != value.shape[3]
-    query, key, value = pad_head_dims(query, key, value)
-    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
-    return out[..., :width] if differ else out
+    if options.exact_up_to == m:
+        return out
+    return exact_where_short(out, query, key, value, query_mask, key_mask, scale, options.exact_below)

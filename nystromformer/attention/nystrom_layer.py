@@ -18,6 +18,7 @@ class NystromAttention(nn.Module):
         num_landmarks: m; exact for examples with at most m valid tokens.
         conv_kernel_size: odd; None leaves the skip convolution out.
         pinv_iterations: steps of the pseudoinverse.
+        exact_below: examples with at most so many valid tokens are computed exactly, even if there are more than m.
         dropout: on the output.
         bias: of the four projections.
 
@@ -42,6 +43,8 @@ class NystromAttention(nn.Module):
         pinv_iterations: int = 6,
         dropout: float = 0.0,
         bias: bool = True,
+        *,
+        exact_below: int | None = None,
     ) -> None:
         super().__init__()
         check_at_least("dim", dim, 1)
@@ -55,7 +58,9 @@ class NystromAttention(nn.Module):
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
-        self.options = NystromOptions(num_landmarks=num_landmarks, pinv_iterations=pinv_iterations)
+        self.options = NystromOptions(
+            num_landmarks=num_landmarks, pinv_iterations=pinv_iterations, exact_below=exact_below
+        )
         self.query = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.value = nn.Linear(dim, num_heads * head_dim, bias=bias)

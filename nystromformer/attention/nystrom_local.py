@@ -18,10 +18,10 @@ Without near field and heavy keys λ → 0 gives F A⁻¹ B V, the paper's form;
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import (
@@ -33,8 +33,10 @@ from nystromformer.attention.common import (
     pad_head_dims,
     refuse_causal,
     rows_of_map,
+    softmax_attention,
     zero_masked,
 )
+from nystromformer.attention.exact_below import check_exact_below, exact_where_short
 from nystromformer.attention.nystrom_local_parts import (
     TokenBlocks,
     core_places,
@@ -63,6 +65,7 @@ class NystromLocalOptions:
     block_size: int = 32
     core_rows: int = 64
     ridge: float = 0.01
+    exact_below: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least("num_landmarks", self.num_landmarks, 1, "64 is usual")
@@ -76,6 +79,7 @@ class NystromLocalOptions:
         check_at_least("block_size", self.block_size, 1)
         check_at_least("core_rows", self.core_rows, 1)
         check_number("ridge", self.ridge, SMALLEST_RIDGE, "0.01 is usual")
+        check_exact_below(self.exact_below)
 
     @property
     def num_heavy(self) -> int:
@@ -88,7 +92,7 @@ class NystromLocalOptions:
     @property
     def exact_up_to(self) -> int:
         """The number of valid tokens up to which nothing is approximated."""
-        return max(self.num_segments, self.num_heavy, 2 * self.block_size)
+        return max(self.num_segments, self.num_heavy, 2 * self.block_size, self.exact_below or 0)
 
 
 def nystrom_local_attention(
@@ -102,6 +106,7 @@ def nystrom_local_attention(
     block_size: int = 32,
     core_rows: int = 64,
     ridge: float = 0.01,
+    exact_below: int | None = None,
     conv_weight: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
@@ -118,6 +123,7 @@ def nystrom_local_attention(
             exact for an example with at most m − h or at most 2s valid tokens.
         core_rows: r, the queries whose exact rows the values of the landmarks are fitted to.
         ridge: how much that fit is held back, relative to its own size.
+        exact_below: examples with at most so many valid tokens are computed exactly, too.
         conv_weight: the kernel of a skip convolution for each head, as in `nystrom_attention`; none by default.
         scale: of the logits, d ** -0.5 by default.
         is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
@@ -131,7 +137,12 @@ def nystrom_local_attention(
     """
     check_self_attention(query, key, value, mask)
     options = NystromLocalOptions(
-        num_landmarks=num_landmarks, heavy_keys=heavy_keys, block_size=block_size, core_rows=core_rows, ridge=ridge
+        num_landmarks=num_landmarks,
+        heavy_keys=heavy_keys,
+        block_size=block_size,
+        core_rows=core_rows,
+        ridge=ridge,
+        exact_below=exact_below,
     )
     scale = checked_scale(scale, query)
     refuse_causal(is_causal)
@@ -156,6 +167,7 @@ def nystrom_local_attention_weights(
     block_size: int = 32,
     core_rows: int = 64,
     ridge: float = 0.01,
+    exact_below: int | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """The asked rows of the approximated softmax matrix, (b, h, len(rows), n), in O(n·(m + 3s + len(rows))) memory.
@@ -177,6 +189,7 @@ def nystrom_local_attention_weights(
         block_size=block_size,
         core_rows=core_rows,
         ridge=ridge,
+        exact_below=exact_below,
         scale=scale,
     )
 
@@ -204,11 +217,17 @@ class NystromLocalAttention(Attention):
         block_size: int = 32,
         core_rows: int = 64,
         ridge: float = 0.01,
+        exact_below: int | None = None,
         conv_kernel_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
         self.options = NystromLocalOptions(
-            num_landmarks=num_landmarks, heavy_keys=heavy_keys, block_size=block_size, core_rows=core_rows, ridge=ridge
+            num_landmarks=num_landmarks,
+            heavy_keys=heavy_keys,
+            block_size=block_size,
+            core_rows=core_rows,
+            ridge=ridge,
+            exact_below=exact_below,
         )
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
@@ -218,7 +237,7 @@ class NystromLocalAttention(Attention):
     def exact_up_to(self) -> float:
         return self.options.exact_up_to
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
 
     def extra_repr(self) -> str:
@@ -231,15 +250,16 @@ def _attend(
     # One graph for all lengths is exported: no decision may rest on a length.
     if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
         query, key, value = (zero_masked(x, mask) for x in (query, key, value))
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=key_padding_mask(mask), scale=scale)
-    width = value.shape[3]
-    query, key, value = pad_head_dims(query, key, value)
+        return softmax_attention(query, key, value, key_padding_mask(mask), scale)
+    equal_widths = pad_head_dims(query, key, value)
     blocks = token_blocks(query, mask, options.block_size, least=options.num_heavy)
     s = options.block_size
-    out = _attend_in_blocks(
-        blocks.arrange(query), blocks.arrange(key, margin=s), blocks.arrange(value, margin=s), blocks, scale, options
-    )
-    return blocks.restore(out)[..., :width]
+    in_blocks, *with_margins = (blocks.arrange(x, margin) for x, margin in zip(equal_widths, (0, s, s), strict=True))
+    out = blocks.restore(_attend_in_blocks(in_blocks, *with_margins, blocks, scale, options))[..., : value.shape[3]]
+    if options.exact_below is None:
+        return out
+    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
+    return exact_where_short(out, query, key, value, mask, mask, scale, options.exact_below)
 
 
 def _attend_in_blocks(
