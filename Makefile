@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test test-fast test-processors lint format clean
+.PHONY: setup demo test test-fast test-processors faults lint format clean
 
 setup: .venv/ready
 
@@ -29,6 +29,10 @@ test: setup
 # Without the tests that are marked slow, which train, compile or start other processes.
 test-fast: setup
 	$(PYTEST) -m "not slow"
+
+# Training runs broken at every file operation; about an hour on two cores.
+faults: setup
+	$(PYTEST) -m faults tests/faults
 
 # Other processors add up in other orders: the attentions again, with fewer of this one's vector instructions.
 test-processors: setup

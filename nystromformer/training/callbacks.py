@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -25,7 +26,7 @@ class ShowProgress(TrainerCallback):
         self.steps = self.evaluation = TaskID(0)
         self.started, self.first_step = 0.0, 0
 
-    def on_train_begin(self, args, state, control, **_: object) -> None:
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
         if state.is_world_process_zero:
             self.started, self.first_step = time.monotonic(), state.global_step
             self._show(state)
@@ -44,18 +45,18 @@ class ShowProgress(TrainerCallback):
         self.evaluation = self.bar.add_task("evaluation", total=None, visible=False, speed="")
         self.bar.start()
 
-    def on_step_end(self, args, state, control, **_: object) -> None:
+    def on_step_end(self, args, state, control, **_: Any) -> None:
         if self.bar is not None:
             speed = f"{self._speed(state.global_step):.2f} steps/s"
             self.bar.update(self.steps, completed=state.global_step, speed=speed)
 
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: object) -> None:
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: Any) -> None:
         if self.bar is None and state.is_world_process_zero:  # the final test, after training
             self._show(state)
         if self.bar is not None:
             self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True)
 
-    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+    def on_evaluate(self, args, state, control, metrics=None, **_: Any) -> None:
         if self.bar is None:
             return
         self.bar.reset(self.evaluation, visible=False)
@@ -73,10 +74,10 @@ class ShowProgress(TrainerCallback):
             soft_wrap=True,
         )
 
-    def on_predict(self, args, state, control, metrics=None, **_: object) -> None:
+    def on_predict(self, args, state, control, metrics=None, **_: Any) -> None:
         self._hide()
 
-    def on_train_end(self, args, state, control, **_: object) -> None:
+    def on_train_end(self, args, state, control, **_: Any) -> None:
         self._hide()
 
     def _hide(self) -> None:
@@ -94,11 +95,11 @@ class Record(TrainerCallback):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def on_log(self, args, state, control, logs=None, **_: object) -> None:
+    def on_log(self, args, state, control, logs=None, **_: Any) -> None:
         if state.is_world_process_zero and "loss" in (logs or {}):
             self.recorder.record("train_loss", logs["loss"], step=state.global_step)
 
-    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+    def on_evaluate(self, args, state, control, metrics=None, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         for name, value in (metrics or {}).items():
@@ -114,7 +115,7 @@ class Curves(TensorBoardCallback):
         super().__init__()
         self.folder = out / "tensorboard"
 
-    def on_train_begin(self, args, state, control, **kwargs: object) -> None:
+    def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.tb_writer = self._SummaryWriter(log_dir=str(self.folder), purge_step=state.global_step + 1)
         super().on_train_begin(args, state, control, **kwargs)

@@ -9,6 +9,7 @@ import random
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def damage_of_checkpoint(checkpoint: Path) -> str | None:
     return damage and f"the best model so far, that of step {best}, is lost: {damage}"
 
 
-def trainer_state(checkpoint: Path) -> dict[str, object]:
+def trainer_state(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / TRAINER_STATE
     state = read_object(path)
     if not isinstance(state.get("global_step"), int):
@@ -98,7 +99,7 @@ def load_state(path: Path) -> object:
         return _unpacked(json.loads(file.metadata()[STRUCTURE]), tensors)
 
 
-def generators_state() -> dict[str, object]:
+def generators_state() -> dict[str, Any]:
     """The states of all random generators of this process."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -106,7 +107,7 @@ def generators_state() -> dict[str, object]:
     return state
 
 
-def set_generators(state: dict[str, object]) -> None:
+def set_generators(state: dict[str, Any]) -> None:
     """Let all random generators go on from what `generators_state` gave."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
@@ -36,23 +37,23 @@ class Interrupts(TrainerCallback):
         self.signal = 0
         self.is_training = False
 
-    def on_train_begin(self, args, state, control, **_: object) -> None:
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
         self.is_training, self.saved = True, time.monotonic()
 
-    def on_step_end(self, args, state, control, **_: object) -> None:
+    def on_step_end(self, args, state, control, **_: Any) -> None:
         is_due = time.monotonic() - self.saved >= self.save_seconds
         self.signal, is_due = _highest(args, self.signal, int(is_due))
         control.should_save |= bool(self.signal or is_due)
 
-    def on_save(self, args, state, control, **_: object) -> None:
+    def on_save(self, args, state, control, **_: Any) -> None:
         self.saved = time.monotonic()
         if self.signal:
             self.stop(f"after step {state.global_step:,} of {state.max_steps:,}")
 
-    def on_train_end(self, args, state, control, **_: object) -> None:
+    def on_train_end(self, args, state, control, **_: Any) -> None:
         self.is_training = False
 
-    def on_prediction_step(self, args, state, control, **_: object) -> None:
+    def on_prediction_step(self, args, state, control, **_: Any) -> None:
         if self.signal and not self.is_training:
             self.stop("before the trained model was measured")
 

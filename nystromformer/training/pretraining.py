@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast, TrainingArguments
 
@@ -63,7 +64,7 @@ class PretrainingRecipe(Recipe):
     save_every: int = 1_000
     log_every: int = 100
 
-    def arguments(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, Any]:
         """Fields of `TrainingArguments`."""
         return {
             "max_steps": self.steps,
@@ -159,11 +160,11 @@ class Pretraining:
     """The model whose weights it starts from; None is from scratch."""
     seed: int
     validation_share: float
-    settings: dict[str, object]
+    settings: dict[str, Any]
     """Fields of `TrainingArguments` that the user has set."""
     dtype: str
 
-    def config(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
+    def config(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         """As it is noted in the folder and in each record."""
         recipe = {name: value for name, value in vars(self.recipe).items() if name != "vocab_size"}
         recipe["size"] = self.recipe.size if self.source is None else None
@@ -331,7 +332,7 @@ def run_pretraining(
     *,
     resume: bool,
     save_seconds: float = SAVE_SECONDS,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Train to the end and keep the last model and the tokenizer. Returns the last record."""
     corpus, clock = train_examples.corpus, Clock()
     title = f"{run.recipe.size} {run.attention}" if run.source is None else f"{Path(run.source).name} {run.attention}"
@@ -356,7 +357,7 @@ def run_pretraining(
             ],
         )
 
-    def measure(trainer: PretrainingTrainer) -> tuple[float, dict[str, object]]:
+    def measure(trainer: PretrainingTrainer) -> tuple[float, dict[str, Any]]:
         """The last evaluation is that of the last step."""
         state = trainer.state
         metrics = next(entry for entry in reversed(state.log_history) if "eval_mlm_accuracy" in entry)

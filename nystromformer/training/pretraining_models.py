@@ -1,6 +1,6 @@
 """The models that are pretrained: new ones in five sizes, or the weights of another one with both heads."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
@@ -11,7 +11,7 @@ from nystromformer.models.conversion import convert_model, convert_own, load_sou
 if TYPE_CHECKING:
     from nystromformer.training.pretraining import PretrainingRecipe
 
-SIZES: dict[str, dict[str, object]] = {
+SIZES: dict[str, dict[str, Any]] = {
     # tiny and mini are the smallest that BERT's authors released.
     "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
     "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class PretrainingTrainer(ExactTrainer):
 
     @torch.no_grad()
     def evaluation_loop(
-        self, dataloader: object, description: str, *_: object, metric_key_prefix: str = "eval", **__: object
+        self, dataloader: object, description: str, *_: Any, metric_key_prefix: str = "eval", **__: Any
     ) -> EvalLoopOutput:
         """Exact accuracies and losses on the validation examples, each of them seen by one process once."""
         examples = dataloader.dataset
@@ -91,32 +92,32 @@ class Clock(TrainerCallback, ExportableState):
     def __init__(self) -> None:
         self.seconds, self.mark = 0.0, 0.0
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"seconds": self.seconds}}
 
     def seconds_of(self, state: TrainerState) -> float:
         """The time that a checkpoint has noted, 0 at the start of a run."""
         return state.stateful_callbacks.get(type(self).__name__, Clock().state())["attributes"]["seconds"]
 
-    def on_train_begin(self, args, state, control, **_: object) -> None:
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
         self.seconds = self.seconds_of(state)
         self.mark = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **_: object) -> None:
+    def on_step_end(self, args, state, control, **_: Any) -> None:
         now = time.perf_counter()
         self.seconds, self.mark = self.seconds + now - self.mark, now
 
-    def on_evaluate(self, args, state, control, **_: object) -> None:
+    def on_evaluate(self, args, state, control, **_: Any) -> None:
         self.mark = time.perf_counter()
 
-    def on_save(self, args, state, control, **_: object) -> None:
+    def on_save(self, args, state, control, **_: Any) -> None:
         self.mark = time.perf_counter()
 
 
 class EvaluateAtEnd(TrainerCallback):
     """The last step is evaluated, too, where it is no multiple of the interval."""
 
-    def on_step_end(self, args, state, control, **_: object) -> None:
+    def on_step_end(self, args, state, control, **_: Any) -> None:
         control.should_evaluate |= state.global_step >= state.max_steps
 
 
@@ -127,10 +128,10 @@ class RecordPretraining(Record):
         super().__init__(recorder)
         self.clock, self.before = clock, (0.0, 0)
 
-    def on_train_begin(self, args, state, control, **_: object) -> None:
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
         self.before = self.clock.seconds, state.num_input_tokens_seen
 
-    def on_evaluate(self, args, state, control, metrics=None, **_: object) -> None:
+    def on_evaluate(self, args, state, control, metrics=None, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         seconds, tokens = self.clock.seconds, state.num_input_tokens_seen
@@ -152,11 +153,11 @@ class ShowTokens(ShowProgress):
         super().__init__(title)
         self.clock, self.before = clock, (0.0, 0)
 
-    def on_train_begin(self, args, state, control, **kwargs: object) -> None:
+    def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         self.before = self.clock.seconds, state.num_input_tokens_seen
 
-    def on_step_end(self, args, state, control, **kwargs: object) -> None:
+    def on_step_end(self, args, state, control, **kwargs: Any) -> None:
         super().on_step_end(args, state, control, **kwargs)
         if self.bar is not None and self.clock.seconds > self.before[0]:
             tokens = (state.num_input_tokens_seen - self.before[1]) / (self.clock.seconds - self.before[0])

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -52,13 +53,13 @@ def run_to_end(
     arguments: TrainingArguments,
     *,
     job: str,
-    config: dict[str, object],
+    config: dict[str, Any],
     seed: int,
     resume: bool,
     save_seconds: float,
     make_trainer: Callable[[Recorder], ExactTrainer],
-    measure: Callable[[ExactTrainer], tuple[float, dict[str, object]]],
-) -> dict[str, object]:
+    measure: Callable[[ExactTrainer], tuple[float, dict[str, Any]]],
+) -> dict[str, Any]:
     """Train, measure, keep the model and record the result, from wherever an earlier process got to. Returns the last.
 
     `measure` gives the result and what its record says besides. Raises `UserError` for a folder that holds another run
@@ -97,7 +98,7 @@ def run_to_end(
     return result_in(out)
 
 
-def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
+def check_folder(out: Path, config: dict[str, Any], resume: bool) -> None:
     """Raise `ValueError` for a folder that holds a run which is not to be resumed, or another one."""
     before = read_config(out)
     if not resume and (before is not None or (out / RECORDS).exists() or steps_saved(out)):
@@ -113,7 +114,7 @@ def check_folder(out: Path, config: dict[str, object], resume: bool) -> None:
             )
 
 
-def finished(out: Path) -> dict[str, object] | None:
+def finished(out: Path) -> dict[str, Any] | None:
     """The result of the run in a folder; None for one that is not finished or has lost its model.
 
     What a kill after the end left over is removed.
@@ -126,6 +127,7 @@ def finished(out: Path) -> dict[str, object] | None:
         return None
     if os.environ.get("RANK", "0") == "0":
         keep_only(out, set())
+        sweep(out)
     return done
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ class EpochSetter(TrainerCallback):
     def __init__(self, trainer: "ExactTrainer") -> None:
         self.trainer = trainer
 
-    def on_epoch_begin(self, args, state, control, train_dataloader=None, **_: object) -> None:
+    def on_epoch_begin(self, args, state, control, train_dataloader=None, **_: Any) -> None:
         steps = max(1, -(-len(train_dataloader) // args.gradient_accumulation_steps))
         if self.trainer.order is not None:
             self.trainer.order.set_epoch(state.global_step // steps)
@@ -123,7 +124,7 @@ class ExactTrainer(Trainer):
     """
 
     def __init__(
-        self, *args: object, scheduler: Callable[[Optimizer, int], LRScheduler] | None = None, **kwargs: object
+        self, *args: Any, scheduler: Callable[[Optimizer, int], LRScheduler] | None = None, **kwargs: Any
     ) -> None:
         self.order: GroupedByLength | None = None
         self.make_scheduler = scheduler
@@ -144,7 +145,7 @@ class ExactTrainer(Trainer):
         self.order = GroupedByLength(dataset.lengths, together, self.args.data_seed)
         return self.order
 
-    def _get_dataloader(self, *args: object, **kwargs: object) -> DataLoader:
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
         if loader.num_workers:
             loader.worker_init_fn = partial(left_to_their_parent, loader.worker_init_fn)
@@ -191,11 +192,10 @@ class ExactTrainer(Trainer):
             problem = self._problem_of(self._install_checkpoint, aside, final)
         if self._on_any_process(problem is not None):
             shutil.rmtree(aside, ignore_errors=True)
+            reason = problem or "by another process"
             if step == self.state.best_global_step and self.args.load_best_model_at_end:
-                raise UserError(
-                    f"{final}, the best model so far, can't be written ({problem or 'by another process'}): make room, then --resume."
-                )
-            warnings.warn(f"{final} can't be written ({problem}): training goes on without it.", stacklevel=2)
+                raise UserError(f"{final}, the best model, can't be written ({reason}): make room, then --resume.")
+            warnings.warn(f"{final} can't be written ({reason}): training goes on without it.", stacklevel=2)
 
     def _problem_of(self, write: Callable[..., None], *paths: Path) -> Exception | None:
         """The error of a disk that is full or gone."""

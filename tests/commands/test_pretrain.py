@@ -11,12 +11,13 @@ import pytest
 import torch
 from corpora import VOCABULARY, texts, write_json_lines, write_vocabulary
 from safetensors.torch import load_file
+from training_runs import Killed
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from nystromformer import NystromformerForPreTraining
 from nystromformer.cli import main
 from nystromformer.records import read_records
-from nystromformer.report.pretraining_curves import runs_of
+from nystromformer.report.figures import pretraining_runs
 from nystromformer.training.pretraining_trainer import Clock
 
 
@@ -92,7 +93,7 @@ def test_from_raw_text_to_model_records_and_curves(command, shared, tmp_path, ca
     model = NystromformerForPreTraining.from_pretrained(out / "model").eval()
     assert model(**tokenizer("Stone river.", "Bread.", return_tensors="pt")).seq_relationship_logits.shape == (1, 2)
 
-    assert "holds a run already: go on with --resume" in refusal(capsys, arguments)
+    assert "holds a run already: resume it with --resume" in refusal(capsys, arguments)
     assert main([*arguments, "--resume"]) == 0, "a finished run is left alone"
     assert len(list(read_records(out))) == len(records)
     assert "--resume with steps=7" in refusal(capsys, [*arguments, "--resume", "--steps", "7"])
@@ -102,8 +103,8 @@ def test_runs_are_drawn_together(command, tmp_path):
     assert main(command("--attention", "standard", "--steps", "2", out="standard")) == 0
     assert main(command("--attention", "linear", "--steps", "2", "--beside", tmp_path / "standard")) == 0
     drawn = (tmp_path / "run" / "accuracy_time.svg").read_text()
-    assert "<!-- standard -->" in drawn
-    assert "<!-- linear -->" in drawn
+    assert ">standard<" in drawn
+    assert ">linear<" in drawn
 
 
 def test_starting_from_a_standard_model(command, shared, tmp_path, capsys):
@@ -115,7 +116,7 @@ def test_starting_from_a_standard_model(command, shared, tmp_path, capsys):
     assert main(given) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["from"], config["size"]) == (str(shared / "bert"), None)
-    assert [run.label for run in runs_of(read_records(tmp_path / "run"))] == ["nystrom-64, from bert"]
+    assert [run.label for run in pretraining_runs(read_records(tmp_path / "run"))] == ["nystrom-64, from bert"]
     assert NystromformerForPreTraining.from_pretrained(tmp_path / "run" / "model").config.hidden_size == 16
 
     given[given.index("--out") + 1] = str(tmp_path / "other")
@@ -151,14 +152,14 @@ def test_bad_input_is_one_line_and_writes_nothing(command, shared, tmp_path, cap
         "nobody/nothing: can't be read": command(tokenizer="nobody/nothing"),
         "no --tokenizer: give": command(tokenizer=""),
         "--vocab-size 3: must be at least 6": command("--vocab-size", 3, tokenizer="train"),
-        "--max-length 4: must be at least 8": command("--max-length", 4),
-        "--steps 0: must be at least 1": command("--steps", 0),
-        "--seed -1: must be at least 0": command("--seed", -1),
-        "--validation-share 1.0: must be above 0 and below 1": command("--validation-share", 1),
-        "--preset fast: must be one of": command("--preset", "fast"),
-        "--size large: must be one of": command("--size", "large"),
+        "'--max-length': '4': must be a whole number from 8": command("--max-length", 4),
+        "'--steps': '0': must be a whole number from 1": command("--steps", 0),
+        "'--seed': '-1': must be a whole number from 0": command("--seed", -1),
+        "'--validation-share'": command("--validation-share", 1),
+        "'--preset'": command("--preset", "fast"),
+        "'--size'": command("--size", "large"),
         "Did you mean 'nystrom'": command("--attention", "nystrm"),
-        "--documents page: must be one of": command("--documents", "page"),
+        "'--documents': 'page': must be one of": command("--documents", "page"),
         "'body'; name one with --text-column": command("--text-column", "body"),
         "--set lr=1: must be name=value for a field": command("--set", "lr=1"),
         "--dtype float16: needs a GPU": command("--dtype", "float16", "--device", "cpu"),
@@ -170,10 +171,6 @@ def test_bad_input_is_one_line_and_writes_nothing(command, shared, tmp_path, cap
         assert not (tmp_path / "run").exists(), message
     for folder in (tmp_path, shared / "cache"):
         assert not list(folder.glob(".*unfinished*"))
-
-
-class Killed(Exception):
-    pass
 
 
 def test_a_damaged_shard_stops_a_run_and_costs_nothing(command, shared, tmp_path, capsys, monkeypatch):
@@ -208,7 +205,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(command, tmp_path, capsys, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr("nystromformer.records.Recorder.record", no_space)
-        assert "No space left on device; when there is room again, go on with --resume" in refusal(capsys, command())
+        assert "No space left on device; what is written is whole: when there is room, resume with --resume" in refusal(capsys, command())
     assert main(command("--resume")) == 0
 
 

@@ -165,7 +165,7 @@ def trainer(material, tmp_path, monkeypatch):
         made.append(trainer)
         raise Killed
 
-    monkeypatch.setattr("nystromformer.training.pretraining.train", stop)
+    monkeypatch.setattr("nystromformer.training.run.train", stop)
     with pytest.raises(Killed):
         run(material, tmp_path)
     return made[0]
