@@ -11,11 +11,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, PercentFormatter
@@ -48,9 +46,10 @@ CHANCE = {"dev_sop_accuracy": 0.5}
 TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
 """Settings that tell pretraining runs of one attention from one another, where they differ."""
 UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
+LONGEST_LABEL = 64
 SVG = "http://www.w3.org/2000/svg"
 LINK = "{http://www.w3.org/1999/xlink}href"
-Record = dict[str, object]
+Record = dict[str, Any]
 Point = dict[str, float]
 
 
@@ -63,24 +62,23 @@ class Drawing:
 
     @classmethod
     def panels(cls, number: int, size: tuple[float, float]) -> tuple["Drawing", list[Axes]]:
-        figure, axes = pyplot.subplots(1, number, figsize=size, layout="constrained", squeeze=False)
-        return cls(figure), list(axes[0])
+        figure = Figure(figsize=size, layout="constrained")
+        return cls(figure), list(figure.subplots(1, number, squeeze=False)[0])
 
-    def line(self, axes: Axes, points: Iterable[tuple[float, float, str]], label: str | None, **style: object) -> None:
+    def line(self, axes: Axes, points: Iterable[tuple[float, float, str]], label: str | None, **style: Any) -> None:
         """A curve with a marker at each point (x, y, what it says); points that have no place are left out."""
         points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
         if points:
             xs, ys, tips = zip(*points, strict=True)
             name = f"line-{len(self.tips)}"
-            # a label that starts with an underscore would be left out of the legend
-            shown = None if label is None else "\u200b" + label if label.startswith("_") else label
+            shown = None if label is None else _legend_entry(label)
             axes.plot(xs, ys, label=shown, gid=name, **{"marker": ".", **style})
             self.tips[name] = list(map(printable, tips))
 
     def render(self, salt: str) -> dict[str, bytes]:
-        """PNG and SVG by suffix. The figure is closed."""
+        """PNG and SVG by suffix."""
         content = {}
-        with pyplot.rc_context({**STYLE, "svg.hashsalt": salt}):
+        with rc_context({**STYLE, "svg.hashsalt": salt}):
             for suffix, options in (
                 (".png", {"dpi": 150}),
                 (".svg", {"metadata": {"Date": None}, "transparent": True}),
@@ -88,7 +86,6 @@ class Drawing:
                 file = io.BytesIO()
                 self.figure.savefig(file, format=suffix[1:], **options)
                 content[suffix] = file.getvalue()
-        pyplot.close(self.figure)
         return content | {".svg": _with_tips(content[".svg"], self.tips, salt)}
 
     def save(self, path: Path) -> list[Path]:
@@ -97,6 +94,12 @@ class Drawing:
         for suffix, written in content.items():
             write_bytes(path.with_suffix(suffix), written)
         return [path.with_suffix(suffix) for suffix in content]
+
+
+def _legend_entry(label: str) -> str:
+    """Short enough to leave room for the figure, and not left out, as one that starts with an underscore would be."""
+    label = label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}…"
+    return f"\u200b{label}" if label.startswith("_") else label
 
 
 def _with_tips(svg: bytes, tips: dict[str, list[str]], salt: str) -> bytes:
@@ -139,22 +142,23 @@ def colour_of(name: str, place: int) -> str:
 
 
 def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
-    """`time` and `memory` against the length."""
+    """`time` and `memory` against the length, as far as they were measured."""
     milliseconds = lambda entry: None if entry.seconds is None else entry.seconds * 1e3
     megabytes = lambda entry: None if entry.bytes is None else entry.bytes / 1e6
-    return {
+    drawings = {
         "time": _draw_efficiency(entries, "time of one call (ms)", "ms", milliseconds),
         "memory": _draw_efficiency(entries, "peak memory of one call (MB)", "MB", megabytes),
     }
+    return {name: drawing for name, drawing in drawings.items() if drawing.tips}
 
 
-@pyplot.rc_context(STYLE)
+@rc_context(STYLE)
 def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[Entry], float | None]) -> Drawing:
     drawing, (axes,) = Drawing.panels(1, (6.0, 4.9))
     lengths = measured_lengths(entries)
     for place, (name, by_length) in enumerate(entries.items()):
         found = [(n, value(by_length[n])) for n in lengths if n in by_length]
-        points = [(n, y, f"{name}, n = {n:,}: {y:,.4g} {unit}") for n, y in found if y]
+        points = [(n, y, f"{name}, n = {n:,}: {y:,.4g} {unit}") for n, y in found if n > 0 and y and y > 0]
         ours = is_ours(name)
         drawing.line(
             axes,
@@ -166,6 +170,8 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
             linestyle=":" if name == LIMIT else "-",
             zorder=3 if ours else 2,
         )
+    if not drawing.tips:
+        return drawing
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=0 if len(lengths) < 8 else 45)
@@ -177,7 +183,7 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
     return drawing
 
 
-@pyplot.rc_context(STYLE)
+@rc_context(STYLE)
 def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
     """Accuracy on a task of Long Range Arena while training: a curve for each attention and seed, what was tested as a
     dot at its step, and the paper's results as lines."""
@@ -281,7 +287,7 @@ def draw_pretraining(records: Iterable[Record]) -> dict[str, Drawing]:
     }
 
 
-@pyplot.rc_context(STYLE)
+@rc_context(STYLE)
 def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callable[[Point], float]) -> Drawing:
     drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES), (10, 4.2))
     for axes, (metric, title) in zip(panels, PRETRAINING_ACCURACIES.items(), strict=True):
@@ -296,7 +302,8 @@ def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callabl
         axes.set_title(f"{title}, validation accuracy", fontsize=11)
         axes.set_xlabel(label)
         _count_steps_and_percent(axes)
-    panels[0].legend(frameon=False, fontsize=9)
+    if any(line.get_label() for line in panels[0].lines if not line.get_label().startswith("_")):
+        panels[0].legend(frameon=False, fontsize=9)
     return drawing
 
 

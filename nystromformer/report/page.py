@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,7 +32,7 @@ PAGE, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
 TITLE = "Nyströmformer: what was measured"
 INTRO = "Ours beside the paper's. Every figure comes from the records of runs, which its section names."
 MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
-Record = dict[str, object]
+Record = dict[str, Any]
 
 
 def write_report(runs: Iterable[Path], out: Path) -> list[Section]:

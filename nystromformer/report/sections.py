@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nystromformer.records import results
 from nystromformer.report.figures import (
@@ -37,7 +38,7 @@ from nystromformer.report.tables import (
     ratio,
 )
 
-Record = dict[str, object]
+Record = dict[str, Any]
 FOLDER = "folder"
 """The field that says where a record was found, and so where the files are that it names."""
 MOST_CURVES = 6
@@ -171,7 +172,7 @@ def efficiency_headlines(entries: Entries) -> list[Headline]:
     return found
 
 
-def setup_text(setup: dict[str, object]) -> str:
+def setup_text(setup: dict[str, Any]) -> str:
     """
     >>> setup_text({"backward": True, "masked": False, "batch": 1, "heads": 12, "head_dim": 64, "dtype": "float32"})
     'One call, forward and backward, batch 1, 12 heads × 64, float32'
@@ -380,7 +381,7 @@ def budget_text(record: Record) -> str:
     return ""
 
 
-def machine_text(machine: dict[str, object]) -> str:
+def machine_text(machine: dict[str, Any]) -> str:
     """
     >>> machine_text({"processor": "a processor", "cores": 4, "threads": 2, "gpu": "a GPU"}), machine_text({})
     ('a GPU, 2 of 4 cores', '')

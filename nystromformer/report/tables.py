@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nystromformer.paper import DENSE, EFFICIENCY, FINETUNING_EPOCHS, GLUE, LRA, PEERS, paper_row
 from nystromformer.records import results
@@ -22,7 +23,7 @@ PAPER_LENGTH = 512
 """Fine-tuning at most as long stands in the task's own column; longer inputs have a column for their length."""
 SCORES = {"f1": "F1", "accuracy": "accuracy", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 ATTENTION_ERROR, PICTURE = "matrix_error", "picture"
-Record = dict[str, object]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def _finetune_scores(found: list[Record], preset: str, model: str) -> Table:
     return Table(["attention", *(titles[column] for column in columns)], rows, highlight, title=title)
 
 
-def variant(config: dict[str, object]) -> str:
+def variant(config: dict[str, Any]) -> str:
     """The attention as it stands in tables. Older records, which say nothing of a convolution, had none.
 
     >>> variant({"attention": "nystrom-64", "conv_kernel_size": 33}), variant({"attention": "nystrom-64"})
@@ -323,7 +324,7 @@ def _further_scores(alike: list[Record]) -> str:
     return ", ".join(f"{name} {statistics.mean(found):.2f}" for name, found in values.items()) or MISSING
 
 
-def _column(config: dict[str, object]) -> str:
+def _column(config: dict[str, Any]) -> str:
     return config["task"] + (f"-{config['max_length']}" if config["max_length"] > PAPER_LENGTH else "")
 
 
@@ -382,7 +383,7 @@ def last_part(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _settings(config: dict[str, object]) -> list[str]:
+def _settings(config: dict[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in config["settings"].items()]
 
 
