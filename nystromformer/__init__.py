@@ -29,32 +29,6 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "nystromformer.attention": [
-        "NystromAttention",
-        "build_attention",
-        "nystrom_attention",
-        "nystrom_attention_weights",
-    ],
-    "nystromformer.models": [
-        "NystromformerConfig",
-        "NystromformerForMaskedLM",
-        "NystromformerForMultipleChoice",
-        "NystromformerForPreTraining",
-        "NystromformerForQuestionAnswering",
-        "NystromformerForSequenceClassification",
-        "NystromformerForTokenClassification",
-        "NystromformerModel",
-    ],
-    "nystromformer.integrations": ["register"],
-    "nystromformer.integrations.replace": ["replace_attention", "restore_attention"],
-    "nystromformer.integrations.sdpa": ["use_attention"],
-    "nystromformer.integrations.skip_convolution": ["add_skip_convolution"],
-}
-"""Where each public name lives. It is imported when first used: the command line and the attentions stay light."""
-
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "NystromAttention",
     "NystromformerConfig",
@@ -77,11 +51,25 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    "NystromAttention": "attention",
+    "add_skip_convolution": "integrations.skip_convolution",
+    "build_attention": "attention",
+    "nystrom_attention": "attention",
+    "nystrom_attention_weights": "attention",
+    "register": "integrations",
+    "replace_attention": "integrations.replace",
+    "restore_attention": "integrations.replace",
+    "use_attention": "integrations.sdpa",
+}
+"""Where public names live that are no models. All are imported when first used: commands and attentions stay light."""
+
+
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module 'nystromformer' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_HOME_OF[name]), name)
+        return getattr(importlib.import_module(f"nystromformer.{_HOMES.get(name, 'models')}"), name)
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise

@@ -6,26 +6,28 @@ from pathlib import Path
 
 import nystromformer
 
-NAMES = {
-    "NystromAttention",
-    "NystromformerConfig",
-    "NystromformerForMaskedLM",
-    "NystromformerForMultipleChoice",
-    "NystromformerForPreTraining",
-    "NystromformerForQuestionAnswering",
-    "NystromformerForSequenceClassification",
-    "NystromformerForTokenClassification",
-    "NystromformerModel",
-    "__version__",
-    "add_skip_convolution",
-    "build_attention",
-    "nystrom_attention",
-    "nystrom_attention_weights",
-    "register",
-    "replace_attention",
-    "restore_attention",
-    "use_attention",
-}
+NAMES = set(
+    [
+        "NystromAttention",
+        "build_attention",
+        "nystrom_attention",
+        "nystrom_attention_weights",
+        "NystromformerConfig",
+        "NystromformerModel",
+        "NystromformerForMaskedLM",
+        "NystromformerForMultipleChoice",
+        "NystromformerForPreTraining",
+        "NystromformerForQuestionAnswering",
+        "NystromformerForSequenceClassification",
+        "NystromformerForTokenClassification",
+        "add_skip_convolution",
+        "register",
+        "replace_attention",
+        "restore_attention",
+        "use_attention",
+        "__version__",
+    ]
+)
 SIGNATURES = {
     "replace_attention": "module, attention, layers, **",
     "restore_attention": "module",
