@@ -6,28 +6,15 @@ from pathlib import Path
 
 import nystromformer
 
-NAMES = set(
-    [
-        "NystromAttention",
-        "build_attention",
-        "nystrom_attention",
-        "nystrom_attention_weights",
-        "NystromformerConfig",
-        "NystromformerModel",
-        "NystromformerForMaskedLM",
-        "NystromformerForMultipleChoice",
-        "NystromformerForPreTraining",
-        "NystromformerForQuestionAnswering",
-        "NystromformerForSequenceClassification",
-        "NystromformerForTokenClassification",
-        "add_skip_convolution",
-        "register",
-        "replace_attention",
-        "restore_attention",
-        "use_attention",
-        "__version__",
-    ]
-)
+PUBLIC = """
+NystromAttention build_attention nystrom_attention nystrom_attention_weights
+NystromformerConfig NystromformerModel NystromformerForMaskedLM NystromformerForMultipleChoice
+NystromformerForPreTraining NystromformerForQuestionAnswering NystromformerForSequenceClassification
+NystromformerForTokenClassification
+add_skip_convolution register replace_attention restore_attention use_attention
+__version__
+"""
+NAMES = set(PUBLIC.split())
 SIGNATURES = {
     "replace_attention": "module, attention, layers, **",
     "restore_attention": "module",
