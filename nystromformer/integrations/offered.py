@@ -6,6 +6,7 @@ where a model has been given one. Its class says so; nothing here goes by name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,13 @@ OFFERED: dict[str, type[Attention]] = {
 CONVOLUTION_SIZE = "conv_kernel_size"
 """An option of the attentions as modules. In a model that was made without it the convolution is added explicitly."""
 
+EXACT_BELOW = 256
+"""The default of `exact_below` here. So many tokens are computed exactly, since an approximation of few saves no time;
+the operations themselves, and our own models, approximate whatever has more tokens than landmarks."""
+
 OPTIONS = {
     name: {option: default for option, default in attention.option_defaults().items() if option != CONVOLUTION_SIZE}
+    | {"exact_below": EXACT_BELOW}
     for name, attention in OFFERED.items()
 }
 """What can be set, and the defaults."""
@@ -37,7 +43,7 @@ class Choice:
     """An attention and its options, ready to be called."""
 
     name: str
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def attention(self) -> type[Attention]:
@@ -68,12 +74,11 @@ class Choice:
                     "query_mask": all_valid(query) if query_mask is None else query_mask,
                     "key_mask": all_valid(key) if key_mask is None else key_mask,
                 }
-        return self.attention.operation(
-            query, key, value, **masks, scale=scale, conv_weight=conv_weight, **self.options
-        )
+        options = {**OPTIONS[self.name], **self.options}
+        return self.attention.operation(query, key, value, **masks, scale=scale, conv_weight=conv_weight, **options)
 
 
-def chosen(name: str, options: Mapping[str, object]) -> Choice:
+def chosen(name: str, options: Mapping[str, Any]) -> Choice:
     """The attention of a name such as `nystrom-local-64` with `options`, all of them checked.
 
     >>> chosen("nystrom-32", {"pinv_iterations": 8})
@@ -98,7 +103,7 @@ def chosen(name: str, options: Mapping[str, object]) -> Choice:
     return choice
 
 
-def check_option_names(name: str, options: Mapping[str, object]) -> None:
+def check_option_names(name: str, options: Mapping[str, Any]) -> None:
     allowed = OPTIONS[name]
     for option in options:
         if option == CONVOLUTION_SIZE:
@@ -141,5 +146,5 @@ def crossing() -> list[str]:
     return [name for name, attention in OFFERED.items() if attention.cross_attention]
 
 
-def one_of(names: Mapping[str, object] | list[str]) -> str:
+def one_of(names: Mapping[str, Any] | list[str]) -> str:
     return " or ".join(repr(name) for name in names)

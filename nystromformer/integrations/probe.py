@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from nystromformer.integrations.attention_interface import (
 from nystromformer.integrations.guarded_models import refuse
 from nystromformer.integrations.hf_masks import WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import interface_modules
-from nystromformer.integrations.offered import attention_map, chosen
+from nystromformer.integrations.offered import Choice, attention_map, chosen
 from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.models.encoder import NystromformerSelfAttention
 from nystromformer.models.model import NystromformerPreTrainedModel
@@ -101,7 +102,7 @@ def _forward(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **others: object,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
     out = with_convolution(_current.get()(call), call.value, convolution_kernel(module), call.query_mask)
@@ -144,15 +145,15 @@ class HeadErrors:
     """‖Ŝ V − S V‖ / ‖S V‖ of what attention gives."""
 
 
-def head_errors(call: AttentionCall, name: str, **options: object) -> HeadErrors:
-    """Errors of an attention, such as `nystrom-16`, for a recorded call.
+def head_errors(call: AttentionCall, name: str, **options: Any) -> HeadErrors:
+    """Errors of an attention, such as `nystrom-16`, for a recorded call. Short input is approximated too.
 
     >>> x = torch.randn(1, 2, 50, 8)
     >>> call = AttentionCall(None, x, x, x, query_mask=None, key_mask=None, radius=None, scale=None)
     >>> bool(head_errors(call, "nystrom-50").matrix.max() < 1e-5)  # as many landmarks as tokens
     True
     """
-    attend = attention_of(call, chosen(name, options))
+    attend = attention_of(call, approximation(name, options))
     return HeadErrors(
         matrix=relative_error(attention_map(attend, call.query, call.key), exact_map(call)),
         output=relative_error(attend(call.query, call.key, call.value), exact_attention(call)),
@@ -164,9 +165,14 @@ def exact_map(call: AttentionCall) -> Tensor:
     return attention_map(lambda query, key, value: exact_attention(replace(call, value=value)), call.query, call.key)
 
 
-def approximate_map(call: AttentionCall, name: str, **options: object) -> Tensor:
+def approximate_map(call: AttentionCall, name: str, **options: Any) -> Tensor:
     """The matrix (b, h, n, s) that an attention multiplies values with; entries can be slightly negative."""
-    return attention_map(attention_of(call, chosen(name, options)), call.query, call.key)
+    return attention_map(attention_of(call, approximation(name, options)), call.query, call.key)
+
+
+def approximation(name: str, options: dict[str, Any]) -> Choice:
+    """An attention that is looked at for what it approximates: few tokens, too, unless `options` say otherwise."""
+    return chosen(name, {"exact_below": None, **options})
 
 
 def relative_error(approximation: Tensor, exact: Tensor) -> Tensor:

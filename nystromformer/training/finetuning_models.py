@@ -2,25 +2,30 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers import PreTrainedConfig as Config
 from transformers import PreTrainedTokenizerBase as Tokenizer
-from transformers.utils import cached_file
-from transformers.utils.logging import disable_progress_bar
 
 from nystromformer.attention.nystrom import NystromOptions
 from nystromformer.attention.registry import ATTENTIONS, parse_attention_name
 from nystromformer.checks import check_odd
-from nystromformer.data.tokenizers import TOKENIZER_FILES
 from nystromformer.integrations.offered import OFFERED
 from nystromformer.integrations.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.models import NystromformerConfig
-from nystromformer.models.conversion import POSITIONS, convert_model, convert_own, read_config
+from nystromformer.models.conversion import POSITIONS, convert_model, convert_own
 from nystromformer.models.conversion_layouts import LAYOUTS, kind_of, layout_of
 from nystromformer.models.encoder import tile_positions
-from nystromformer.models.model import check_source, quiet_transformers
+from nystromformer.models.loading import (
+    check_checkpoint,
+    load_any_tokenizer,
+    load_checkpoint,
+    read_config,
+    refuse_lacking,
+    wrong_keys,
+)
+from nystromformer.models.model import quiet_transformers
 
 HEAD = "ForSequenceClassification"
 
@@ -37,14 +42,17 @@ class Source:
     """Whether a head for another number of labels may be replaced."""
 
     def __post_init__(self) -> None:
-        self.fields()
-        check_source(self.name, use_safetensors=None)
-        self.config()
+        config = check_checkpoint(self.name)
+        if getattr(config, "vocab_size", None) is None or getattr(config, "pad_token_id", None) is None:
+            raise ValueError(
+                f"{self.name} is of type {config.model_type!r}, which has no vocabulary or no padding token: give an "
+                f"encoder of texts, such as BERT."
+            )
 
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         return read_config(self.name)
 
-    def config(self, **changes: object) -> Config:
+    def config(self, **changes: Any) -> Config:
         return AutoConfig.from_pretrained(self.name, **changes)
 
     @property
@@ -91,10 +99,7 @@ class Source:
 
     def tokenizer(self, name: str = "") -> Tokenizer:
         name = name or self.name
-        # AutoTokenizer makes an empty tokenizer where there are no files
-        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in TOKENIZER_FILES):
-            raise ValueError(f"{name} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])}, …): give one's --tokenizer.")
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = load_any_tokenizer(name)
         if len(tokenizer) > self.config().vocab_size:
             raise ValueError(
                 f"{name}: a tokenizer of {len(tokenizer):,} entries, but {self.name} has room for "
@@ -167,7 +172,7 @@ def load_classifier(
     with quiet_transformers():
         if source.is_own:
             model = loaded(source, source.config(**head_fields(labels)))
-            changes: dict[str, object] = {} if attention == source.attention else {"attention": attention}
+            changes: dict[str, Any] = {} if attention == source.attention else {"attention": attention}
             if takes_convolution(attention) and kernel_size != source.config().conv_kernel_size:
                 changes["conv_kernel_size"] = kernel_size
             return convert_own(model, max_length=longer, **changes).model if changes or longer else model
@@ -175,6 +180,8 @@ def load_classifier(
         if (name := interface_name(attention)) is not None:
             _, size = parse_attention_name(attention)
             config.num_landmarks = size.get("num_landmarks", NystromOptions.num_landmarks)
+            # Attentions are compared: what the name says is what short texts get, too, as in our own models.
+            config.attention_options = {"exact_below": None, **(getattr(config, "attention_options", None) or {})}
             for dropout in ATTENTION_DROPOUTS:
                 if hasattr(config, dropout):
                     setattr(config, dropout, 0.0)
@@ -200,7 +207,7 @@ def check_attention(source: Source, attention: str, conv_kernel_size: int | None
     source.conv_kernel_size(attention, conv_kernel_size)
 
 
-def head_fields(labels: tuple[str, ...] | None) -> dict[str, object]:
+def head_fields(labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Fields of the configuration that say what the head is for."""
     names = ("score",) if labels is None else labels
     return {
@@ -211,29 +218,11 @@ def head_fields(labels: tuple[str, ...] | None) -> dict[str, object]:
     }
 
 
-def loaded(source: Source, config: Config, **options: object) -> PreTrainedModel:
+def loaded(source: Source, config: Config, **options: Any) -> PreTrainedModel:
     """The model with the weights of its checkpoint. Only a head may be new."""
-    disable_progress_bar()  # of the weights' files: the run has its own
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            source.name,
-            config=config,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    except SafetensorError as error:
-        raise ValueError(f"{source.name}: its safetensors file can't be read ({error}); fetch it again.") from error
-    encoder = model.base_model_prefix + "."
-    wrong = {key for key, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])
-    wrong = {key for key in wrong if key.startswith(encoder) and "pooler" not in key and ".conv." not in key}
-    if wrong:
-        raise ValueError(
-            f"{source.name} lacks weights of {type(model).__name__}, or has them in other shapes: "
-            f"{', '.join(sorted(wrong)[:4])}{' and more' if len(wrong) > 4 else ''}; fetch it again, or mend its "
-            f"config.json."
-        )
+    model, info = load_checkpoint(AutoModelForSequenceClassification, source.name, config=config, **options)
+    encoder = [key for key in wrong_keys(info) if key.startswith(model.base_model_prefix + ".")]
+    refuse_lacking(source.name, model, {key for key in encoder if "pooler" not in key and ".conv." not in key})
     return model
 
 

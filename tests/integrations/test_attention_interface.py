@@ -28,6 +28,7 @@ import nystromformer
 from nystromformer.attention import nystrom_local_attention
 from nystromformer.integrations import attention_interface
 from nystromformer.integrations.attention_interface import FUNCTIONS
+from nystromformer.integrations.offered import EXACT_BELOW, OPTIONS
 from nystromformer.integrations.probe import record_calls
 
 nystrom_attention_forward = FUNCTIONS["nystrom"]
@@ -376,3 +377,18 @@ def test_gradients_of_the_output_reach_the_attention_matrices():
     out.last_hidden_state.square().sum().backward()
     assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
     torch.testing.assert_close(out.last_hidden_state, model(ids).last_hidden_state, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_short_texts_are_exact_by_default(name, monkeypatch):
+    """Each by its own length, whatever batch it comes in; longer ones are approximated."""
+    monkeypatch.setitem(OPTIONS[name], "exact_below", EXACT_BELOW)
+    model = build("bert")
+    ids, mask = tokens(3, 400), torch.arange(400) < torch.tensor([[400], [256], [30]])
+    exact = model(ids, attention_mask=mask.long()).last_hidden_state
+    ours = switch(model, 8, name)(ids, attention_mask=mask.long()).last_hidden_state
+    for i, length in enumerate(mask.sum(1).tolist()):
+        assert torch.allclose(ours[i, :length], exact[i, :length], atol=1e-5) is (length <= 256)
+    model.config.attention_options = {"exact_below": None}
+    off = model(ids, attention_mask=mask.long()).last_hidden_state
+    assert not torch.allclose(off[1, :256], exact[1, :256], atol=1e-5)
