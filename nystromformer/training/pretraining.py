@@ -13,9 +13,9 @@ from nystromformer.data.corpus.examples import PretrainingExamples, pretraining_
 from nystromformer.data.corpus.shards import Corpus, build_corpus, corpus_tokenizer
 from nystromformer.data.corpus.text import Reading, corpus_files
 from nystromformer.data.lra import as_is
-from nystromformer.data.tokenizers import TRAIN, load_tokenizer
+from nystromformer.data.tokenizers import TRAIN, load_tokenizer, read_tokenizer
 from nystromformer.errors import user_input
-from nystromformer.files import whole_folder
+from nystromformer.files import damage_of, whole_folder
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.progress import share_bar
 from nystromformer.records import Recorder, read_records
@@ -311,8 +311,9 @@ def pretrain(options: PretrainOptions, say: Callable[[str], None]) -> None:
         save_seconds=options.save_seconds,
     )
     if arguments.should_save:
-        for name, drawing in draw_pretraining(read_records(out, *options.beside)).items():
-            drawing.save(out / name)
+        with user_input():  # the disk may be full
+            for name, drawing in draw_pretraining(read_records(out, *options.beside)).items():
+                drawing.save(out / name)
         order = "" if record["sop_accuracy"] is None else f", {record['sop_accuracy']:.2%} of the sentence orders"
         say(
             f"{record['value']:.2%} of the masked words right{order} on {record['validation_examples']:,} validation "
@@ -338,8 +339,8 @@ def run_pretraining(
     title = f"{run.recipe.size} {run.attention}" if run.source is None else f"{Path(run.source).name} {run.attention}"
 
     def make_trainer(recorder: Recorder) -> PretrainingTrainer:
-        if arguments.should_save and not (resume and (out / TOKENIZER).is_dir()):
-            with whole_folder(out / TOKENIZER, replace=True) as folder:
+        if arguments.should_save and damage_of(out / TOKENIZER) is not None:
+            with whole_folder(out / TOKENIZER, replace=True, checksums=True) as folder:
                 tokenizer.save_pretrained(folder)
         return PretrainingTrainer(
             model=model,
@@ -400,8 +401,9 @@ def check_run(folder: Path) -> None:
 def find_tokenizer(options: PretrainOptions) -> PreTrainedTokenizerFast:
     if options.tokenizer != TRAIN:
         return load_tokenizer(options.tokenizer or options.source)
-    if options.resume and (options.out / TOKENIZER).is_dir():
-        return load_tokenizer(str(options.out / TOKENIZER))
+    kept = options.out / TOKENIZER
+    if options.resume and damage_of(kept) is None:
+        return read_tokenizer(kept / "tokenizer.json")  # as one that was just trained: a folder adds notes of its own
     vocab_size = options.training.recipe.vocab_size
     with share_bar("training the tokenizer") as report:
         return corpus_tokenizer(options.files, options.reading, vocab_size, options.cache, report)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
@@ -46,7 +46,7 @@ class Cell(ABC, Generic[D]):
     seed: int
     preset: str
     recipe: Recipe
-    settings: dict[str, object]
+    settings: dict[str, Any]
     """Fields of `TrainingArguments` that the user has set."""
     dtype: str
 
@@ -60,7 +60,7 @@ class Cell(ABC, Generic[D]):
         """Where it is in the folder of a sweep."""
         return Path(self.task, self.variant, f"seed-{self.seed}")
 
-    def config(self) -> dict[str, object]:
+    def config(self) -> dict[str, Any]:
         """As it is noted in the folder and in each record."""
         own = {name: value for name, value in vars(self).items() if name != "recipe"}
         return own | self.recipe.noted() | {"processes": processes()}
@@ -78,7 +78,7 @@ class Cell(ABC, Generic[D]):
         )
 
     @abstractmethod
-    def defaults(self, data: D | None) -> dict[str, object]:
+    def defaults(self, data: D | None) -> dict[str, Any]:
         """The recipe's fields of `TrainingArguments`."""
 
     @abstractmethod
@@ -86,13 +86,13 @@ class Cell(ABC, Generic[D]):
         """With a model, ready to train on the data."""
 
     @abstractmethod
-    def score(self, trainer: ExactTrainer, data: D) -> tuple[float, dict[str, object]]:
+    def score(self, trainer: ExactTrainer, data: D) -> tuple[float, dict[str, Any]]:
         """The result of the trained model, and what its record says besides."""
 
 
 def run_cell(
     cell: Cell[D], data: D, out: Path, device: str, *, resume: bool, save_seconds: float = SAVE_SECONDS
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Train, take the model that was best on the development part, and score it. Returns the record."""
     with user_input():
         arguments = cell.arguments(out, device, data)
@@ -102,7 +102,7 @@ def run_cell(
         set_seed(cell.seed)
         return cell.trainer(data, arguments, [ShowProgress(title), Record(recorder), Curves(out)])
 
-    def measure(trainer: ExactTrainer) -> tuple[float, dict[str, object]]:
+    def measure(trainer: ExactTrainer) -> tuple[float, dict[str, Any]]:
         value, details = cell.score(trainer, data)
         steps, examples = trainer.state.global_step, len(trainer.train_dataset)
         return value, {
@@ -163,11 +163,11 @@ class Sweep(ABC, Generic[C, D]):
         """The data of the cell's task."""
 
     @abstractmethod
-    def line(self, cell: C, record: dict[str, object]) -> str:
+    def line(self, cell: C, record: dict[str, Any]) -> str:
         """What is said of a finished run."""
 
     @abstractmethod
-    def tables(self, records: Iterable[dict[str, object]]) -> list[Table]:
+    def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         """All finished runs."""
 
     @cached_property
@@ -175,7 +175,7 @@ class Sweep(ABC, Generic[C, D]):
         return parse_whole_numbers("--seeds", self.seeds, 0, LARGEST_SEED) if self.seeds else [self.seed]
 
     @cached_property
-    def all_settings(self) -> dict[str, object]:
+    def all_settings(self) -> dict[str, Any]:
         return parse_settings(self.settings or [])
 
     def names(self, option: str, text: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class Sweep(ABC, Generic[C, D]):
         """A single run has the whole folder."""
         return self.out if len(self.cells) == 1 else self.out / cell.folder
 
-    def records(self) -> Iterator[dict[str, object]]:
+    def records(self) -> Iterator[dict[str, Any]]:
         folders = [self.folder_of(cell) for cell in self.cells]
         return read_records(*(folder for folder in folders if (folder / RECORDS).exists()))
 
@@ -207,7 +207,8 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> None:
             record = run_cell(cell, data, folder, sweep.device, resume=sweep.resume, save_seconds=sweep.save_seconds)
         tell(sweep.line(cell, record))
         if arguments.should_save:
-            write_text(sweep.out / TABLE, tables_markdown(sweep.tables(sweep.records())))
+            with user_input():  # the disk may be full
+                write_text(sweep.out / TABLE, tables_markdown(sweep.tables(sweep.records())))
     if arguments.should_save:
         print_tables(sweep.tables(sweep.records()))
 

@@ -8,6 +8,7 @@ import errno
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -213,6 +214,7 @@ def try_all(job: str, folder: Path, points: int) -> dict[str, object]:
     if points:
         stride = max(1, len(chosen) // points)
         chosen = chosen[:: stride + (stride % 3 == 0)]  # so that it takes all modes
+    random.Random(0).shuffle(chosen)  # what is done of it at any time is a fair sample
     outcomes = []
     for point, mode in chosen:
         place = folder / f"{point}-{mode}"
@@ -222,6 +224,8 @@ def try_all(job: str, folder: Path, points: int) -> dict[str, object]:
             problem = f"--resume ends with {code}: {place.with_suffix('.log').read_text()[-500:]}"
         problem = problem or difference(expected, contents(place))
         outcomes.append(Outcome(point, mode, operations[point - 1], problem))
+        with open(folder / "outcomes.jsonl", "a") as file:
+            file.write(json.dumps(asdict(outcomes[-1])) + "\n")
         if problem is None:
             shutil.rmtree(place)
     failures = [asdict(outcome) for outcome in outcomes if outcome.problem]
