@@ -1,5 +1,7 @@
 """Nyströmformer within other libraries: `register()` for Transformers, and attention of linear cost in any model."""
 
+import sys
+
 AUTO_CLASSES = {
     "AutoModel": "NystromformerModel",
     "AutoModelForPreTraining": "NystromformerForPreTraining",
@@ -16,7 +18,7 @@ def register() -> None:
     """Make Transformers know Nyströmformer. Safe to call again.
 
     `AutoModel…` and pipelines load our models for `model_type` "nystromformer", and `attn_implementation="nystrom"`
-    works for other encoders.
+    works for other encoders. PEFT, if it is imported before, knows our models' layers.
 
     >>> register()
     >>> from transformers import AutoConfig
@@ -37,3 +39,12 @@ def register() -> None:
         getattr(transformers, auto_class).register(config, getattr(models, model), exist_ok=True)
     register_attention()
     guard_models()
+    if (constants := sys.modules.get("peft.utils.constants")) is not None:
+        _name_peft_targets(vars(constants), config.model_type)
+
+
+def _name_peft_targets(constants: dict[str, object], model_type: str) -> None:
+    """Let PEFT put adapters where it puts them in BERT, whose layers have the same names, unless told otherwise."""
+    for name, targets in constants.items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(targets, dict) and "bert" in targets:
+            targets.setdefault(model_type, targets["bert"])
