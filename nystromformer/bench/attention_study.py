@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -68,7 +69,7 @@ class AttentionStudy:
         self.calls, self.words, self.title = calls, words, f"{name}, {len(words)} tokens"
 
     def write(
-        self, out: Path, config: dict[str, object], seed: int, layers: Sequence[int], heads: Sequence[int] | None = None
+        self, out: Path, config: dict[str, Any], seed: int, layers: Sequence[int], heads: Sequence[int] | None = None
     ) -> None:
         """Configuration, records, table and pictures of a run, with a progress bar."""
         write_config(out, config)
@@ -167,7 +168,7 @@ def draw_maps(
 ) -> None:
     """A row for each of `heads`, a column for each entry of `maps` (h, n, n), the exact one first.
 
-    All matrices of a row share their colours, which grow with the square root of the weight: most weights are small.
+    All matrices of a row share their colors, which grow with the square root of the weight: most weights are small.
     """
     size = 2.5 if len(words) > LONGEST_WORDS else 3.4
     figure, axes = pyplot.subplots(
@@ -198,7 +199,7 @@ def draw_maps(
 
 
 def draw_errors(path: Path, title: str, errors: dict[str, Tensor]) -> None:
-    """Errors (layers, heads) for each entry of `errors`, written into their cells. Colours end at 1, the error of 0."""
+    """Errors (layers, heads) for each entry of `errors`, written into their cells. Colors end at 1, the error of 0."""
     layers, heads = next(iter(errors.values())).shape
     size = (max(0.36 * heads, 2.2) * len(errors) + 1.6, 0.36 * layers + 1.4)  # room for titles above few heads
     figure, axes = pyplot.subplots(1, len(errors), figsize=size, squeeze=False, sharey=True, layout="constrained")
@@ -207,8 +208,8 @@ def draw_errors(path: Path, title: str, errors: dict[str, Tensor]) -> None:
         for layer in range(layers):
             for head in range(heads):
                 value = values[layer, head].item()
-                colour = "black" if value > 0.6 else "white"
-                panel.text(head, layer, f"{value:.2f}", color=colour, fontsize=5.5, ha="center", va="center")
+                color = "black" if value > 0.6 else "white"
+                panel.text(head, layer, f"{value:.2f}", color=color, fontsize=5.5, ha="center", va="center")
         panel.set_title(f"{name}: mean {values.mean():.2f}", fontsize=9)
         panel.set_xticks(range(heads), range(heads), fontsize=7)
         panel.set_xlabel("head", fontsize=9)
@@ -229,7 +230,7 @@ def _label_axes(panel: pyplot.Axes, words: Sequence[str]) -> None:
 
 def _leave_a_margin(panel: pyplot.Axes, length: int) -> None:
     """The first and the last token get much attention, and their lines would vanish behind the frame."""
-    panel.set_facecolor("grey")
+    panel.set_facecolor("gray")
     panel.spines[:].set_visible(False)
     first, last = -0.5 - 0.02 * length, length - 0.5 + 0.02 * length
     panel.set(xlim=(first, last), ylim=(last, first))

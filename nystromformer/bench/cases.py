@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class Case:
             raise ValueError(f"attention {self.attention!r}: masks are measured for our own attentions only.")
 
     @property
-    def details(self) -> dict[str, object]:
+    def details(self) -> dict[str, Any]:
         """What a record says of this case."""
         return {name: value for name, value in asdict(self).items() if name != "seed"}
 

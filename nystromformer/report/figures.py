@@ -1,10 +1,11 @@
 """The figures there are, from records alone: Matplotlib's, whose points say their values where a pointer rests on them.
 
 The same records give the same bytes. A drawing is a PNG for places that show nothing else, and an SVG whose ink is the
-colour of the text around it, so that one drawing serves light and dark pages.
+color of the text around it, so that one drawing serves light and dark pages.
 """
 
 import io
+import itertools
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -37,9 +38,11 @@ STYLE = {
     "text.parse_math": False,  # a name with dollar signs is no formula
     "svg.fonttype": "none",  # words stay words: they can be found, read aloud and copied
 }
-COLOURS = ("#1f83b4", "#d1622b", "#2f9e6e", "#b05cc6", "#b58900", "#c94f7c", "#5b7fe0", "#8a6d3b", "#00979d", "#808a94")
-"""Can be told apart on white and on black, by most eyes."""
-EXACT_COLOUR = "#808a94"
+KNOWN_COLORS = {"standard": "#808a94", "dense": "#8a6d3b", "nystrom-64": "#1f83b4", LIMIT: "#2f9e6e"}
+"""What is in most figures looks the same in all of them: exact attention is gray, the paper's is blue."""
+OTHER_COLORS = ("#d1622b", "#b05cc6", "#b58900", "#c94f7c", "#5b7fe0", "#00979d", "#d6443c", "#7a9e1f", "#9a6be0")
+"""Can be told apart on white and on black; the markers of others than ours help."""
+OTHER_MARKERS = "s^vDPX"
 DEV_ACCURACY = "dev_accuracy"
 PRETRAINING_ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
 CHANCE = {"dev_sop_accuracy": 0.5}
@@ -103,7 +106,7 @@ def _legend_entry(label: str) -> str:
 
 
 def _with_tips(svg: bytes, tips: dict[str, list[str]], salt: str) -> bytes:
-    """Matplotlib's SVG with a title in each marker, ink of the surrounding colour, and names that no other one has."""
+    """Matplotlib's SVG with a title in each marker, ink of the surrounding color, and names that no other one has."""
     root = ElementTree.fromstring(svg)
     parents = {child: parent for parent in root.iter() for child in parent}
     for name, texts in tips.items():
@@ -136,9 +139,13 @@ def _renamed(reference: str, salt: str) -> str:
     return f"{salt}-{reference}"
 
 
-def colour_of(name: str, place: int) -> str:
-    """Exact attention is grey in every figure."""
-    return EXACT_COLOUR if name == "standard" else COLOURS[place % len(COLOURS)]
+def colors_of(names: Iterable[str]) -> dict[str, str]:
+    """
+    >>> list(colors_of(["linear", "standard", "reformer-2"]).values())
+    ['#d1622b', '#808a94', '#b05cc6']
+    """
+    others = itertools.cycle(OTHER_COLORS)
+    return {name: KNOWN_COLORS.get(name) or next(others) for name in dict.fromkeys(names)}
 
 
 def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
@@ -156,7 +163,9 @@ def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
 def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[Entry], float | None]) -> Drawing:
     drawing, (axes,) = Drawing.panels(1, (6.0, 4.9))
     lengths = measured_lengths(entries)
-    for place, (name, by_length) in enumerate(entries.items()):
+    colors = colors_of(entries)
+    markers = itertools.cycle(OTHER_MARKERS)
+    for name, by_length in entries.items():
         found = [(n, value(by_length[n])) for n in lengths if n in by_length]
         points = [(n, y, f"{name}, n = {n:,}: {y:,.4g} {unit}") for n, y in found if n > 0 and y and y > 0]
         ours = is_ours(name)
@@ -164,8 +173,9 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
             axes,
             points,
             name,
-            color=colour_of(name, place),
-            marker="o" if ours else ".",
+            color=colors[name],
+            marker="o" if ours else "." if name == LIMIT else next(markers),
+            markersize=6 if ours else 4,
             linewidth=2.4 if ours else 1.2,
             linestyle=":" if name == LIMIT else "-",
             zorder=3 if ours else 2,
@@ -189,10 +199,9 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
     dot at its step, and the paper's results as lines."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
     drawing, (axes,) = Drawing.panels(1, (8, 4.6))
-    for place, attention in enumerate(
-        exact_first(r["config"]["attention"] for r in found if r["metric"] == DEV_ACCURACY)
-    ):
-        style = {"color": colour_of(attention, place), "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
+    colors = colors_of(exact_first(r["config"]["attention"] for r in found if r["metric"] == DEV_ACCURACY))
+    for place, (attention, color) in enumerate(colors.items()):
+        style = {"color": color, "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
         runs = _seeds_of(found, attention)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
         published = paper_row(LRA, attention).get(task)
@@ -206,7 +215,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
         for r in tested:
             drawing.line(axes, [(r["best_step"], r["value"], _tip(r, "test set"))], None, **style | {"marker": "o"})
         if published is not None:
-            axes.axhline(published / 100, color=style["color"], linestyle="--", linewidth=1)
+            axes.axhline(published / 100, color=color, linestyle="--", linewidth=1)
     shares = {record["majority"] for record in found if "majority" in record}
     if len(shares) == 1:  # all were tested on the same examples
         axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
@@ -289,21 +298,22 @@ def draw_pretraining(records: Iterable[Record]) -> dict[str, Drawing]:
 
 @rc_context(STYLE)
 def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callable[[Point], float]) -> Drawing:
-    drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES), (10, 4.2))
+    drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES), (10, 4.6))
+    colors = colors_of(run.label for run in runs)
     for axes, (metric, title) in zip(panels, PRETRAINING_ACCURACIES.items(), strict=True):
-        for number, run in enumerate(runs):
+        for run in runs:
             points = [
                 (place(p), p["value"], f"{run.label}, {place(p):,.4g} {label}: {p['value']:.2%}")
                 for p in run.points[metric]
             ]
-            drawing.line(axes, points, run.label, color=colour_of(run.label, number))
+            drawing.line(axes, points, run.label, color=colors[run.label])
         if metric in CHANCE:
             _mark_chance(axes, CHANCE[metric])
         axes.set_title(f"{title}, validation accuracy", fontsize=11)
         axes.set_xlabel(label)
         _count_steps_and_percent(axes)
-    if any(line.get_label() for line in panels[0].lines if not line.get_label().startswith("_")):
-        panels[0].legend(frameon=False, fontsize=9)
+    if handles := panels[0].get_legend_handles_labels()[0]:
+        drawing.figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return drawing
 
 

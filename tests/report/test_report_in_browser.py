@@ -1,5 +1,7 @@
 """The report as a person sees it: in a real browser, light and dark, on a wide screen and on a phone."""
 
+from itertools import pairwise
+
 import pytest
 from browser import chromium, needs_chromium, visit
 from report_runs import write_all, write_bench
@@ -32,12 +34,12 @@ def partial(tmp_path_factory):
     return folder / "report.html"
 
 
-def brightness(colour: str) -> float:
-    """Of a colour as browsers write it: rgb(255, 255, 255) is 1."""
-    return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) / (3 * 255)
+def brightness(color: str) -> float:
+    """Of a color as browsers write it: rgb(255, 255, 255) is 1."""
+    return sum(map(int, color.removeprefix("rgb(").rstrip(")").split(","))) / (3 * 255)
 
 
-def colours(page) -> tuple[float, float]:
+def colors(page) -> tuple[float, float]:
     """How bright the ground and the text of a page are."""
     style = "getComputedStyle(document.body)"
     return tuple(brightness(page.evaluate(f"{style}.{name}")) for name in ("backgroundColor", "color"))
@@ -69,17 +71,17 @@ def test_all_pictures_are_decoded(whole, browser):
             assert len(image.get_attribute("alt")) > 20
 
 
-def test_the_readers_colour_scheme_is_kept(whole, browser):
+def test_the_readers_color_scheme_is_kept(whole, browser):
     with visit(browser, whole, scheme="light") as seen:
-        ground, text = colours(seen.page)
+        ground, text = colors(seen.page)
         assert ground > 0.9
         assert text < 0.2
         assert ink(seen.page) < 0.2
     with visit(browser, whole, scheme="dark") as seen:
-        ground, text = colours(seen.page)
+        ground, text = colors(seen.page)
         assert ground < 0.15
         assert text > 0.8
-        assert ink(seen.page) > 0.8, "drawings have the colour of the text around them"
+        assert ink(seen.page) > 0.8, "drawings have the color of the text around them"
         assert seen.page.evaluate("getComputedStyle(document.querySelector('.map img')).filter") == "none"
 
 
@@ -116,3 +118,50 @@ def test_gaps_are_named_and_hold_no_figure(partial, browser):
             assert text.startswith("Not among the given runs. nystromformer ")
         assert sections.locator("figure, table").count() == 0
         assert seen.page.locator("figure").count() == 2
+
+
+def test_points_answer_the_pointer_with_their_values(whole, browser):
+    with visit(browser, whole) as seen:
+        tip = seen.page.locator("#tip")
+        assert tip.is_hidden()
+        point = seen.page.locator(".plot svg .point").first
+        point.scroll_into_view_if_needed()
+        box = point.bounding_box()
+        seen.page.mouse.move(box["x"] + 6, box["y"] + 9)  # near it is enough
+        assert tip.inner_text() == "standard, n = 4,096: 375 ms"
+        place = tip.bounding_box()
+        assert place["x"] >= 0
+        assert place["x"] + place["width"] <= SCREEN
+        seen.page.mouse.move(2, 2)
+        assert tip.is_hidden()
+
+
+def test_the_figures_to_see_first_lead_to_their_sections(whole, browser):
+    with visit(browser, whole) as seen:
+        first = seen.page.locator(".headlines a").first
+        assert first.inner_text().split()[0] == "30.0×"
+        assert "faster than exact attention at 8,192 tokens" in first.inner_text()
+        assert first.get_attribute("href") == "#efficiency"
+
+
+def test_everything_is_named_for_those_who_do_not_see_it(whole, browser):
+    with visit(browser, whole) as seen:
+        page = seen.page
+        assert page.locator("html").get_attribute("lang") == "en"
+        assert page.locator("h1").count() == page.locator("main").count() == 1
+        levels = [
+            int(name[1]) for name in page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(e => e.tagName)")
+        ]
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+        for picture in page.locator("[role=img], img").all():
+            assert len(picture.get_attribute("aria-label") or picture.get_attribute("alt")) > 20
+        assert page.locator("table").count() == page.locator("table:has(th[scope=col]):has(th[scope=row])").count()
+
+
+def test_it_prints_in_black_on_white_whatever_the_screen(whole, browser):
+    with visit(browser, whole, scheme="dark") as seen:
+        seen.page.emulate_media(media="print", color_scheme="dark")
+        ground, text = colors(seen.page)
+        assert ground > 0.9
+        assert text < 0.2
+        assert seen.page.locator("nav").is_hidden()
