@@ -1,12 +1,16 @@
-"""The command `nystromformer`. Each subcommand is one file in `jobs/`."""
+"""The command `nystromformer`. Each subcommand is one file in `commands/`."""
 
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
 
 import typer
 
+from nystromformer import __version__
 from nystromformer.commands.attention_map import attention_map
 from nystromformer.commands.bench import bench
 from nystromformer.commands.convert import convert
@@ -16,11 +20,10 @@ from nystromformer.commands.lra import lra
 from nystromformer.commands.lra_data import lra_data
 from nystromformer.commands.pretrain import pretrain
 from nystromformer.commands.report import report
-from nystromformer.errors import Stopped, UserError, missing_package, refuse
-from nystromformer import __version__
+from nystromformer.errors import Stopped, UserError, is_missing_package, missing_package, refuse, report_fault
 
 # Typer carries its own copy of click in newer versions: the class that its errors have in common is found through one.
-UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
     name="nystromformer",
@@ -29,14 +32,42 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-COMMANDS = {
+EXPECTED = (UsageError, UserError, Stopped, typer.Abort, typer.Exit)
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Compare": (demo, bench, attention_map, report),
     "Train": (lra, lra_data, pretrain, finetune),
     "Take over": (convert,),
 }
+
+
+class Fault(Exception):
+    """An error that no command expects, and the folder where the command writes."""
+
+    def __init__(self, error: Exception, folder: Path | None) -> None:
+        super().__init__(str(error))
+        self.error, self.folder = error, folder
+
+
+def _with_folder(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose unexpected errors know where it writes."""
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except EXPECTED:
+            raise
+        except Exception as error:
+            if is_missing_package(error):
+                raise
+            raise Fault(error, options.get("out")) from error
+
+    return run
+
+
 for panel, jobs in COMMANDS.items():
     for job in jobs:
-        app.command(rich_help_panel=panel)(job)
+        app.command(rich_help_panel=panel)(_with_folder(job))
 
 
 def _show_version(asked: bool) -> None:
@@ -53,7 +84,7 @@ def common(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. Bad input is one line on stderr and exit code 2."""
+    """Run the command line. Bad input is one line on stderr and exit code 2, an unexpected error one line and 1."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         return app(arguments, standalone_mode=False) or 0
@@ -74,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return 130
+    except Fault as fault:
+        return report_fault(fault.error, fault.folder)
 
 
 def entry() -> None:
@@ -84,7 +117,7 @@ def entry() -> None:
     sys.exit(code)
 
 
-def _terminated(process: int, *_: object) -> None:
+def _terminated(process: int, *_: Any) -> None:
     """End on SIGTERM as on Ctrl-C: what is unfinished is removed, and the terminal left as it was."""
     if os.getpid() != process:  # a worker, which its parent ends
         os._exit(143)

@@ -83,9 +83,14 @@ def install_hint(*extras: str) -> str:
     return f"pip install '{_distribution()}[{','.join(extras)}]'"
 
 
+def is_missing_package(error: Exception) -> bool:
+    """Whether a package of others is not installed. A missing part of our own is a fault."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in ("", "nystromformer")
+
+
 def missing_package(error: ModuleNotFoundError, *extras: str) -> str:
     """Says which package was not found and which extras bring it. A missing part of our own is raised again."""
-    if (error.name or "nystromformer").split(".")[0] == "nystromformer":
+    if not is_missing_package(error):
         raise error
     return f"needs {error.name}, which is not installed; {install_hint(*extras)}."
 

@@ -7,7 +7,7 @@ import typer
 
 from nystromformer.checks import parse_whole_numbers
 from nystromformer.commands import Device, Dtype, choice, new_folder, seed_of, text_file, whole_number
-from nystromformer.errors import UserError, user_input
+from nystromformer.errors import user_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,8 @@ def read_examples(path: Path, sentences: bool) -> list[str]:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"--text {path}: must be UTF-8 text ({error.reason} at byte {error.start}).") from None
+    if "\0" in content:
+        raise ValueError(f"--text {path}: holds NUL at character {content.index(chr(0))}, which no text does.")
     examples = [line.strip() for line in (content.splitlines() if sentences else [content]) if line.strip()]
     if not examples:
         raise ValueError(f"--text {path}: holds no text.")
@@ -83,21 +85,27 @@ def read_examples(path: Path, sentences: bool) -> list[str]:
 
 
 def load(name: str) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     from nystromformer.integrations import register
     from nystromformer.models import NystromformerConfig
+    from nystromformer.models.loading import (
+        check_checkpoint,
+        load_any_tokenizer,
+        load_checkpoint,
+        refuse_lacking,
+        wrong_keys,
+    )
 
     register()
-    try:
-        network, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"--model {name}: {str(error).splitlines()[0]}") from error
-    if isinstance(network.config, NystromformerConfig):
-        raise UserError(
+    if isinstance(check_checkpoint(name), NystromformerConfig):
+        raise ValueError(
             f"--model {name}: is a Nyströmformer, which has no exact attention to compare with; make one with "
             f"`nystromformer convert {name} DST --to bert`."
         )
+    tokenizer = load_any_tokenizer(name, "--model")
+    network, info = load_checkpoint(AutoModel, name)
+    refuse_lacking(name, network, {key for key in wrong_keys(info) if "pooler" not in key})
     return network.eval(), tokenizer
 
 

@@ -1,7 +1,7 @@
 """`nystromformer convert`: weights of BERT-like models for a Nyströmformer, and back."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def convert(
 
     Example: `nystromformer convert google-bert/bert-base-uncased runs/long-bert --max-length 4096`
     """
-    changes: dict[str, object] = {"max_length": max_length}
+    changes: dict[str, Any] = {"max_length": max_length}
     if attention is not None:
         changes["attention"] = attention
     if conv_kernel_size is not None:
@@ -77,7 +77,7 @@ def check_arguments(out: Path, to: str, attention: str | None, conv_kernel_size:
         raise UserError(f"{out} exists already: give another DST, or remove it first.")
 
 
-def converted(model: "PreTrainedModel", to: str, changes: dict[str, object]) -> "Conversion":
+def converted(model: "PreTrainedModel", to: str, changes: dict[str, Any]) -> "Conversion":
     from nystromformer.models import NystromformerPreTrainedModel
     from nystromformer.models.conversion import convert_model, convert_own, convert_to_bert
 
@@ -99,18 +99,14 @@ def write(model: "PreTrainedModel", source: str, out: Path) -> str:
 
 
 def copy_tokenizer(source: str, folder: Path, max_length: int) -> str:
-    from transformers import AutoTokenizer
-    from transformers.utils import cached_file
+    from nystromformer.models.loading import has_tokenizer, load_any_tokenizer
 
-    from nystromformer.data.tokenizers import TOKENIZER_FILES
-
-    # AutoTokenizer makes an empty tokenizer where there are no files
-    if not any(cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in TOKENIZER_FILES):
+    if not has_tokenizer(source):
         return "No tokenizer was copied: SRC has none."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        return f"No tokenizer was copied: {' '.join(str(error).split())[:200]}"
+        tokenizer = load_any_tokenizer(source, "SRC")
+    except ValueError as error:
+        return f"No tokenizer was copied: {error}"
     tokenizer.model_max_length = max_length
     tokenizer.save_pretrained(folder)
     return f"The tokenizer came along; it cuts at {max_length} tokens."

@@ -3,15 +3,12 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
@@ -28,7 +25,8 @@ from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.conversion_layouts import BERT, OURS, PREFIX, Layout, kind_of, layout_of
 from nystromformer.models.encoder import tile_positions
-from nystromformer.models.model import NystromformerPreTrainedModel, check_source
+from nystromformer.models.loading import check_checkpoint, load_checkpoint, read_config, refuse_lacking, wrong_keys
+from nystromformer.models.model import NystromformerPreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,45 +135,20 @@ def load_source(name: str) -> tuple[PreTrainedModel, list[Row]]:
     A checkpoint that lacks weights is refused, and so are pickles and weights that can't be read.
     """
     fields = read_config(name)
-    check_source(name, use_safetensors=None)
+    config = check_checkpoint(name)
     kind = kind_of(next(iter(fields.get("architectures") or []), None))
-    try:
-        if fields.get("model_type") == NystromformerConfig.model_type:
-            model, info = OURS[kind].from_pretrained(name, output_loading_info=True)
-        else:
-            layout_of(AutoConfig.from_pretrained(name))
-            loader = getattr(transformers, AUTO_CLASSES[kind])
-            model, info = loader.from_pretrained(
-                name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-    except SafetensorError as error:
-        raise ValueError(f"{name}: its safetensors file can't be read ({error}); fetch it again.") from error
-    wrong = {key for key, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])
+    if fields.get("model_type") == NystromformerConfig.model_type:
+        loader = OURS[kind]
+    else:
+        layout_of(config)
+        loader = getattr(transformers, AUTO_CLASSES[kind])
+    model, info = load_checkpoint(loader, name)
+    wrong = wrong_keys(info)
     if kind == "Model" and wrong and all(key.startswith("pooler.") for key in wrong):
         model.pooler, wrong = None, set()  # many checkpoints come without; a random one would be no conversion
-    if wrong:
-        raise ValueError(
-            f"{name} lacks weights of {type(model).__name__}, or has them in other shapes: "
-            f"{', '.join(sorted(wrong)[:6])}{' and more' if len(wrong) > 6 else ''}; fetch it again, or mend its "
-            f"config.json (`architectures`, sizes)."
-        )
+    refuse_lacking(name, model, wrong)
     surplus = [Row(status="left", source=key, note="not used by the source either") for key in info["unexpected_keys"]]
     return model, sorted(surplus, key=lambda row: row.source)
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """The content of `config.json`."""
-    folder = Path(name)
-    if not folder.is_dir() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
-        raise ValueError(f"{name}: no such folder; give one that save_pretrained() wrote, or a Hub id.")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"{name} has no config.json: give a folder that save_pretrained() wrote, or a Hub id.")
-    try:
-        return PreTrainedConfig.get_config_dict(name)[0]
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        where = "can't be read" if folder.is_dir() else "no folder, and no model that can be fetched from the Hub"
-        raise ValueError(f"{name}: {where} ({reason})") from error
 
 
 LENGTH = 16
@@ -234,7 +207,7 @@ def convert_model(
     *,
     max_length: int | None = None,
     conv_kernel_size: int | None = PAPER_KERNEL,
-    **changes: object,
+    **changes: Any,
 ) -> Conversion:
     """A Nyströmformer with the weights of `source`, a BERT- or RoBERTa-like model of Transformers.
 
@@ -276,7 +249,7 @@ def convert_model(
     return Conversion(model, rows)
 
 
-def our_fields(config: PreTrainedConfig, kind: str) -> dict[str, object]:
+def our_fields(config: PreTrainedConfig, kind: str) -> dict[str, Any]:
     """Fields of `NystromformerConfig` that follow from another model's configuration."""
     fields = {name: getattr(config, name) for name in SAME_FIELDS if hasattr(config, name)}
     if kind == "ForSequenceClassification":
@@ -300,9 +273,7 @@ def length_note(key: str, before: int, after: int) -> dict[str, str]:
     return {key: f"{before} positions {'tiled' if after > before else 'cut'} to {after}"}
 
 
-def convert_own(
-    source: NystromformerPreTrainedModel, *, max_length: int | None = None, **changes: object
-) -> Conversion:
+def convert_own(source: NystromformerPreTrainedModel, *, max_length: int | None = None, **changes: Any) -> Conversion:
     """The same model with `changes` to its configuration, such as `attention="standard"`, and positions tiled.
 
     >>> from nystromformer import NystromformerModel

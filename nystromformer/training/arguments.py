@@ -3,13 +3,15 @@
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from nystromformer.checks import did_you_mean
 
+LARGEST = 10**12
+"""No field has a use for larger numbers."""
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 OURS = {
@@ -24,6 +26,38 @@ OURS = {
 }
 """Fields that have an option of their own."""
 
+FIXED = {
+    "the task's own metric chooses the model": ("metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
+    "the readers say what is a label": ("label_names", "remove_unused_columns", "batch_eval_metrics"),
+    "checkpoints are written so that a resumed run is the same to the bit": (
+        "data_seed",
+        "enable_jit_checkpoint",
+        "full_determinism",
+        "ignore_data_skip",
+        "restore_callback_states_from_checkpoint",
+        "resume_from_checkpoint",
+        "save_on_each_node",
+        "save_only_model",
+        "save_strategy",
+        "save_total_limit",
+    ),
+    "the batch size is --batch-size": ("auto_find_batch_size", "train_sampling_strategy"),
+    "models are not uploaded; push the finished folder with huggingface_hub": (
+        "push_to_hub",
+        "hub_always_push",
+        "hub_model_id",
+        "hub_private_repo",
+        "hub_revision",
+        "hub_strategy",
+        "hub_token",
+    ),
+}
+"""Why some fields can't be set."""
+
+
+_REHEARSED: set[str] = set()
+"""Settings that were tried already."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -37,7 +71,7 @@ class Recipe:
     max_length: int
     """Longer inputs are cut here."""
 
-    def changed(self, **changes: object) -> Self:
+    def changed(self, **changes: Any) -> Self:
         """With some fields changed; None leaves a field as it is.
 
         With fewer steps, warm-up and intervals that are counted in steps shrink too.
@@ -51,12 +85,12 @@ class Recipe:
             given = shrunk | given
         return replace(self, **given)
 
-    def noted(self) -> dict[str, object]:
+    def noted(self) -> dict[str, Any]:
         """As it stands in `config.json` and in each record."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def parse_settings(settings: list[str]) -> dict[str, object]:
+def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Values for fields of `TrainingArguments`, each in the type of its field.
 
     >>> parse_settings(["learning_rate=3e-4", "logging_first_step=true"])
@@ -67,7 +101,7 @@ def parse_settings(settings: list[str]) -> dict[str, object]:
     """
     known = [field.name for field in fields(TrainingArguments) if field.init]
     parser = HfArgumentParser(TrainingArguments)
-    parsed: dict[str, object] = {}
+    parsed: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or name not in known:
@@ -76,12 +110,17 @@ def parse_settings(settings: list[str]) -> dict[str, object]:
             )
         if name in OURS:
             raise ValueError(f"--set {setting}: use {OURS[name]} instead.")
+        for reason, names in FIXED.items():
+            if name in names:
+                raise ValueError(f"--set {setting}: {name} is fixed, since {reason}; leave it out.")
 
         def refuse(message: str, setting: str = setting) -> None:
             raise ValueError(f"--set {setting}: {message}.")
 
         parser.error = refuse
         parsed[name] = getattr(parser.parse_args([f"--{name}={value}"]), name)
+        if isinstance(parsed[name], (int, float)) and not abs(parsed[name]) <= LARGEST:
+            raise ValueError(f"--set {setting}: must be a number of at most {LARGEST:,}.")
     return parsed
 
 
@@ -108,8 +147,8 @@ def training_arguments(
     seed: int,
     device: str,
     dtype: str,
-    defaults: dict[str, object],
-    settings: dict[str, object],
+    defaults: dict[str, Any],
+    settings: dict[str, Any],
 ) -> TrainingArguments:
     """`defaults` are the job's, `settings` the user's. `batch_size` is that of a step, over all processes."""
     check_device(device)
@@ -118,6 +157,8 @@ def training_arguments(
     if dtype == "float16" and on_cpu(device):
         raise ValueError("--dtype float16: needs a GPU, since gradients are scaled there; use bfloat16 or float32.")
     accumulation = int(settings.get("gradient_accumulation_steps", 1))
+    if accumulation < 1:
+        raise ValueError(f"--set gradient_accumulation_steps={accumulation}: must be at least 1.")
     shares = processes() * accumulation
     if batch_size < 1 or batch_size % shares:
         raise ValueError(
@@ -142,6 +183,15 @@ def training_arguments(
         **defaults,
         **settings,
     }
-    made = TrainingArguments(**arguments)
+    try:
+        made = TrainingArguments(**arguments)
+    except Exception as error:  # as many kinds as there are fields
+        given = "".join(f" --set {name}={value}" for name, value in settings.items())
+        raise ValueError(f"{given.strip() or 'TrainingArguments'}: {error}") from error
     made._n_gpu = min(made.n_gpu, 1)  # several GPUs are used through torchrun, never by DataParallel
+    if settings and (tried := f"{sorted(settings.items())} {device} {dtype}") not in _REHEARSED:
+        from nystromformer.training.rehearsal import rehearse  # only where a user has settings
+
+        rehearse(made, settings)
+        _REHEARSED.add(tried)
     return made

@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
-from nystromformer.checks import check_choice
+from nystromformer.checks import check_choice, parse_names
 from nystromformer.data.glue import CUSTOM, TASKS, Columns, TextSplits, read_custom, read_task, task_name
 from nystromformer.data.lra import as_is
+from nystromformer.errors import user_input
 from nystromformer.files import write_text
 from nystromformer.integrations import register
 from nystromformer.report.table import Table
@@ -67,7 +69,7 @@ class FinetuningRecipe(Recipe):
         """
         return self.steps or max(1, round(self.epochs * self._per_epoch(examples)))
 
-    def arguments(self, examples: int, metric: str) -> dict[str, object]:
+    def arguments(self, examples: int, metric: str) -> dict[str, Any]:
         """Fields of `TrainingArguments` for a training part of so many examples."""
         steps = self.steps_of(examples)
         every = min(steps, max(1, self._per_epoch(examples) // self.evals_per_epoch))
@@ -154,7 +156,7 @@ class FinetuningCell(Cell[FinetuningData]):
         tried = f"batch-{self.recipe.batch_size}-rate-{self.recipe.learning_rate:g}"
         return super().folder / tried if self.search else super().folder
 
-    def defaults(self, data: FinetuningData | None) -> dict[str, object]:
+    def defaults(self, data: FinetuningData | None) -> dict[str, Any]:
         if data is None:
             return self.recipe.arguments(1, metrics_of(self.task, False)[0])
         return self.recipe.arguments(len(data.train), metrics_of(self.task, data.is_regression)[0])
@@ -163,14 +165,16 @@ class FinetuningCell(Cell[FinetuningData]):
         self, data: FinetuningData, arguments: TrainingArguments, callbacks: list[TrainerCallback]
     ) -> ExactTrainer:
         patience = self.recipe.patience
-        trainer = ExactTrainer(
-            model=load_classifier(
+        with user_input():
+            model = load_classifier(
                 Source(name=self.model, new_head=self.new_head),
                 attention=self.attention,
                 conv_kernel_size=self.conv_kernel_size or 0,
                 max_length=self.recipe.max_length,
                 labels=data.splits.labels,
-            ),
+            )
+        trainer = ExactTrainer(
+            model=model,
             args=arguments,
             data_collator=as_is,
             train_dataset=data.train,
@@ -184,7 +188,7 @@ class FinetuningCell(Cell[FinetuningData]):
             end_where_stopped(trainer, patience)
         return trainer
 
-    def score(self, trainer: ExactTrainer, data: FinetuningData) -> tuple[float, dict[str, object]]:
+    def score(self, trainer: ExactTrainer, data: FinetuningData) -> tuple[float, dict[str, Any]]:
         """The paper's metric on the test part, where that has labels; otherwise on the first development part.
 
         Test parts without labels are predicted, as GLUE's server reads them.
@@ -252,7 +256,7 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        names = PAPER_TASKS if self.task == "all" else tuple(map(task_name, self.names("TASK", self.task)))
+        names = PAPER_TASKS if self.task == "all" else tuple(map(task_name, parse_names("TASK", self.task)))
         for name in names:
             check_choice("TASK", name, (*TASKS, CUSTOM, "all"))
         return names
@@ -330,14 +334,14 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
     def columns(self) -> Columns:
         return Columns(first=self.text_column, second=self.pair_column or None, label=self.label_column or "label")
 
-    def line(self, cell: FinetuningCell, record: dict[str, object]) -> str:
+    def line(self, cell: FinetuningCell, record: dict[str, Any]) -> str:
         return (
             f"{cell.task}, {cell.variant}, seed {cell.seed}: {SCORES[record['name']]} {100 * record['value']:.2f} on "
             f"{record['scored_examples'][record['part']]:,} examples ({record['part']}), after {record['step']:,} "
             f"steps and {record['examples_seen']:,} examples"
         )
 
-    def tables(self, records: Iterable[dict[str, object]]) -> list[Table]:
+    def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         return finetune_tables(records)
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import TrainerCallback, TrainingArguments
 
-from nystromformer.checks import check_choice
+from nystromformer.checks import check_choice, parse_names
 from nystromformer.data.hub import local_folder
 from nystromformer.data.lra import TASKS, Examples, Splits, as_is, listops, pathfinder, task_folder
 from nystromformer.data.lra.listops import ListOpsOptions
@@ -65,10 +66,10 @@ class LraRecipe(Recipe):
         """Room in the position table: the next power of two."""
         return 1 << (self.max_length - 1).bit_length()
 
-    def noted(self) -> dict[str, object]:
+    def noted(self) -> dict[str, Any]:
         return {name: value for name, value in super().noted().items() if name != "data"}
 
-    def arguments(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, Any]:
         """Fields of `TrainingArguments`."""
         return {
             "max_steps": self.steps,
@@ -182,10 +183,10 @@ class LraCell(Cell[Splits]):
     recipe: LraRecipe
     legacy: Legacy
 
-    def config(self) -> dict[str, object]:
+    def config(self) -> dict[str, Any]:
         return super().config() | {"legacy": self.legacy.names()}
 
-    def defaults(self, data: Splits | None) -> dict[str, object]:
+    def defaults(self, data: Splits | None) -> dict[str, Any]:
         return self.recipe.arguments()
 
     def model(self) -> NystromformerForLongRangeArena:
@@ -215,7 +216,7 @@ class LraCell(Cell[Splits]):
             scheduler=partial(one_cycle, warmup=arguments.warmup_steps) if self.legacy.one_cycle else None,
         )
 
-    def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, object]]:
+    def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, Any]]:
         """On the whole test set."""
         metrics = trainer.predict(data.test, metric_key_prefix="test").metrics
         return metrics["test_accuracy"], {
@@ -246,7 +247,7 @@ class LraSweep(Sweep[LraCell, Splits]):
 
     @cached_property
     def cells(self) -> list[LraCell]:
-        tasks = tuple(TASKS) if self.task == "all" else self.names("TASK", self.task)
+        tasks = tuple(TASKS) if self.task == "all" else parse_names("TASK", self.task)
         for task in tasks:
             check_choice("TASK", task, (*TASKS, "all"))
         attentions = ATTENTIONS if self.attention == "all" else self.names("--attention", self.attention)
@@ -304,14 +305,14 @@ class LraSweep(Sweep[LraCell, Splits]):
         check_options(folder, asdict(cell.recipe.data))
         return folder
 
-    def line(self, cell: LraCell, record: dict[str, object]) -> str:
+    def line(self, cell: LraCell, record: dict[str, Any]) -> str:
         return (
             f"{TASKS[cell.task].title}, {cell.attention}, seed {cell.seed}: {100 * record['value']:.2f} % of "
             f"{record['test_examples']:,} test examples right, after {record['step']:,} steps and "
             f"{record['examples_seen']:,} examples"
         )
 
-    def tables(self, records: Iterable[dict[str, object]]) -> list[Table]:
+    def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         return lra_tables(records)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from encoders import TEXT, build
-from transformers import BertTokenizerFast, GPT2Config, GPT2Model, LongformerConfig, LongformerModel
+from transformers import BertTokenizer, GPT2Config, GPT2Model, LongformerConfig, LongformerModel
 
 from nystromformer import NystromformerConfig, NystromformerModel
 from nystromformer.bench.attention_study import AttentionStudy
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     """A small BERT with its tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
-    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    BertTokenizer(str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
     build("bert").save_pretrained(folder)
     return folder
 
@@ -79,16 +79,16 @@ def test_layers_and_heads_are_chosen_by_number_or_name():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--model", "no/such/folder"], "--model no/such/folder: "),
-        (["--text", "no/such/file"], "No such file or directory: 'no/such/file'"),
-        (["--landmarks", "0"], "--landmarks '0': must be whole numbers of at least 1"),
+        (["--model", "no/such/folder"], "no/such/folder: no such folder"),
+        (["--text", "no/such/file"], "--text no/such/file: does not exist; give a file"),
+        (["--landmarks", "0"], "--landmarks '0': must be whole numbers separated by commas, each from 1 to"),
         (["--landmarks", "many"], "--landmarks 'many': must be whole numbers"),
-        (["--layer", "2"], "--layer 2: must lie between 0 and 1"),
-        (["--head", "1,9"], "--head 1,9: must lie between 0 and 3"),
+        (["--layer", "2"], "--layer '2': must be whole numbers separated by commas, each from 0 to 1"),
+        (["--head", "1,9"], "--head '1,9': must be whole numbers separated by commas, each from 0 to 3"),
         (["--head", "first"], "--head 'first': must be whole numbers"),
-        (["--attention", "nystrm"], "attention='nystrm': must be one of 'nystrom'"),
-        (["--max-length", "2000"], "--max-length 2000: must be between 1 and 512"),
-        (["--dtype", "int8"], "dtype='int8': must be one of"),
+        (["--attention", "nystrm"], "'--attention': 'nystrm': must be one of nystrom, nystrom-local"),
+        (["--max-length", "2000"], "'--max-length': '2000': must be a whole number from 1 to 1,024"),
+        (["--dtype", "int8"], "'--dtype': 'int8': must be one of"),
         (["--device", "toaster"], "device 'toaster': must be one of cpu"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

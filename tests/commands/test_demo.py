@@ -62,7 +62,7 @@ def test_maps_are_those_of_the_trained_model(attention, run):
 
 def test_the_report_is_of_this_demo(run):
     page = (run / "report.html").read_text()
-    assert page.count("data:image/svg+xml") == 3  # time, memory, accuracy
+    assert page.count("<svg ") == 3  # time, memory, accuracy
     assert page.count("data:image/png") == 6
     assert "Preset <code>demo</code>" in page
     assert re.findall(r'class="missing">([^<]*)<', page) == ["Pretraining", "Fine-tuning"]
@@ -80,12 +80,12 @@ def test_it_ends_with_short_tables(run, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--steps", "0"], "--steps 0: must be at least 1"),
-        (["--examples", "-1"], "--examples -1: must be at least 1"),
-        (["--lengths", "x"], "must be a whole number of at least 1"),
-        (["--device", "toaster"], "device 'toaster': must be one of cpu"),
-        (["--dtype", "int8"], "dtype='int8': must be one of"),
-        (["--dtype", "float64"], "--dtype float64: must be one of float32, bfloat16, float16"),
+        (["--steps", "0"], "'--steps': '0': must be a whole number from 1"),
+        (["--examples", "-1"], "'--examples': '-1': must be a whole number from 1"),
+        (["--lengths", "x"], "must be whole numbers separated by commas"),
+        (["--device", "toaster"], "'--device': 'toaster': must be one of cpu, cuda"),
+        (["--dtype", "int8"], "'--dtype': 'int8': must be one of"),
+        (["--dtype", "float64"], "'--dtype': 'float64': must be one of float32, bfloat16, float16"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
+from training_runs import Killed
 
 from nystromformer.attention.registry import ATTENTIONS as REGISTRY
 from nystromformer.attention.registry import parse_attention_name
@@ -121,7 +122,7 @@ def test_a_killed_run_goes_on_and_its_records_tell_each_step_once(data, tmp_path
         if out == "killed":
             with monkeypatch.context() as patch:
                 patch.setattr(ExactTrainer, "training_step", killed_at(7, ExactTrainer.training_step))
-                with pytest.raises(RuntimeError, match="killed"):
+                with pytest.raises(Killed):
                     smoke(*arguments)
             assert [record["step"] for record in read_records(tmp_path / out)][-1] == 6
             assert smoke(*arguments, "--resume") == 0
@@ -141,7 +142,7 @@ def killed_at(call, training_step):
     def step(self, *arguments, **keywords):
         calls.append(1)
         if len(calls) == call:
-            raise RuntimeError("killed")
+            raise Killed
         return training_step(self, *arguments, **keywords)
 
     return step

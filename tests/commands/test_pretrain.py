@@ -186,8 +186,7 @@ def test_a_damaged_shard_stops_a_run_and_costs_nothing(command, shared, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(Clock, "on_step_end", killed)
-        with pytest.raises(Killed):
-            main(command(*more))
+        assert main(command(*more)) == 1
     (shard,) = cache.glob("corpus-*/shard-*.arrow")
     content = shard.read_bytes()
     shard.write_bytes(content[: len(content) // 2])
@@ -205,7 +204,8 @@ def test_a_full_disk_ends_a_run_that_can_go_on(command, tmp_path, capsys, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr("nystromformer.records.Recorder.record", no_space)
-        assert "No space left on device; what is written is whole: when there is room, resume with --resume" in refusal(capsys, command())
+        message = "No space left on device; what is written is whole: when there is room, resume with --resume"
+        assert message in refusal(capsys, command())
     assert main(command("--resume")) == 0
 
 
