@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from nystromformer.checks import check_number
@@ -150,6 +151,17 @@ def refuse_causal(is_causal: bool) -> None:
         raise ValueError(
             "is_causal=True: must be False, because landmarks average over later tokens; for causal attention use "
             "torch.nn.functional.scaled_dot_product_attention(..., is_causal=True)."
+        )
+
+
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """Refuse tensors with a tangent: neither PyTorch's fused kernels nor our own functions have such a derivative."""
+    if torch.compiler.is_compiling():  # in a graph the kernels themselves refuse
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "forward-mode differentiation (torch.func.jvp, jacfwd, autograd.forward_ad) was asked for: must be reverse "
+            "mode, since fused attention has no forward derivative; use torch.func.vjp, jacrev or backward()."
         )
 
 

@@ -1,11 +1,19 @@
 """Linformer: keys and values projected along the sequence from n to k rows (Wang et al., 2020)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import check_floating, check_self_attention, shape_of, zero_masked
+from nystromformer.attention.common import (
+    check_floating,
+    check_self_attention,
+    refuse_forward_mode,
+    shape_of,
+    zero_masked,
+)
 from nystromformer.checks import check_at_least
 
 
@@ -62,6 +70,7 @@ def linformer_attention(
     check_projection("key_projection", key_projection, query)
     if value_projection is not None:
         check_projection("value_projection", value_projection, query)
+    refuse_forward_mode(query, key, value, key_projection, value_projection)
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     key = project_sequence(key, key_projection)  # (b h k d)
     value = project_sequence(value, key_projection if value_projection is None else value_projection)  # (b h k d)
@@ -102,7 +111,7 @@ class LinformerAttention(Attention):
         for projection in self.parameters():
             nn.init.uniform_(projection, -bound, bound)
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         return {"key_projection": self.key_projection, "value_projection": self.value_projection}
 
     def extra_repr(self) -> str:

@@ -1,12 +1,20 @@
 """Longformer: each token attends to a window around it, a few global ones to everything (Beltagy et al., 2020)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import check_self_attention, checked_scale, key_padding_mask, zero_masked
+from nystromformer.attention.common import (
+    check_self_attention,
+    checked_scale,
+    key_padding_mask,
+    refuse_forward_mode,
+    zero_masked,
+)
 from nystromformer.checks import check_at_least, check_odd
 
 SMALLEST_BLOCK = 64
@@ -22,10 +30,15 @@ class Windows(Function):
     Slicing one at a time would allocate, in the backward of each slice, a gradient for the whole of `x`: O(n²) work.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, x: Tensor, bounds: list[tuple[int, int]]) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.bounds = x.shape, bounds
+    def forward(x: Tensor, bounds: list[tuple[int, int]]) -> tuple[Tensor, ...]:
         return tuple(x[:, :, start:stop] for start, stop in bounds)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        ctx.shape, ctx.bounds = inputs[0].shape, inputs[1]
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -94,6 +107,7 @@ def longformer_attention(
     check_odd("window", window)
     check_at_least("global_tokens", global_tokens, 0)
     scale = checked_scale(scale, query)
+    refuse_forward_mode(query, key, value)
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     length = query.shape[2]
     first = min(global_tokens, length)
@@ -136,7 +150,7 @@ class LongformerAttention(Attention):
     def exact_up_to(self) -> float:
         return self.global_tokens + self.window // 2 + 1
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         return {"window": self.window, "global_tokens": self.global_tokens}
 
     def extra_repr(self) -> str:

@@ -32,6 +32,7 @@ from nystromformer.attention.common import (
     key_padding_mask,
     pad_head_dims,
     refuse_causal,
+    refuse_forward_mode,
     rows_of_map,
     softmax_attention,
     zero_masked,
@@ -146,6 +147,7 @@ def nystrom_local_attention(
     )
     scale = checked_scale(scale, query)
     refuse_causal(is_causal)
+    refuse_forward_mode(query, key, value, conv_weight)
     if conv_weight is not None:
         conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from nystromformer.attention.common import full_precision, shape_of
+from nystromformer.attention.common import at_least_float32, full_precision, refuse_forward_mode, shape_of
 from nystromformer.checks import check_at_least, check_choice
 
 SCALINGS = ("matrix", "batch")
@@ -29,8 +29,9 @@ def iterative_pinv(A: Tensor, iterations: int = 6, scaling: str = "matrix") -> T
     _check_matrices(A)
     check_at_least("iterations", iterations, 0, "the paper uses 6")
     check_choice("scaling", scaling, SCALINGS)
+    refuse_forward_mode(A)
     with full_precision(A):
-        A = A.to(torch.promote_types(A.dtype, torch.float32))
+        A = A.to(at_least_float32(A.dtype))
         matrices = A.reshape(-1, *A.shape[-2:])
         together = 1 if scaling == "matrix" else max(matrices.shape[0], 1)
         # A compiler makes a backward of its own from the plain steps.
@@ -42,7 +43,7 @@ def exact_pinv(A: Tensor) -> Tensor:
     """The pseudoinverse of each matrix of `A` (..., r, c) by singular value decomposition, at least in float32.
 
     For studies. In attention it is slower than `iterative_pinv` and its unregularised small singular values amplify
-    the error of the approximation.
+    the error of the approximation. A matrix that holds NaN or infinity gives NaN, and leaves the others as they are.
 
     >>> exact_pinv(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
     tensor([[0.5000, 0.0000],
@@ -50,7 +51,11 @@ def exact_pinv(A: Tensor) -> Tensor:
     """
     _check_matrices(A)
     with full_precision(A):
-        return torch.linalg.pinv(A.to(torch.promote_types(A.dtype, torch.float32)))
+        A = A.to(at_least_float32(A.dtype))
+        # The decomposition raises an error for the whole batch where one matrix is not finite.
+        finite = A.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        Z = torch.linalg.pinv(torch.where(finite, A, 0))
+        return torch.where(finite, Z, torch.nan)
 
 
 def pinv_residual(A: Tensor, Z: Tensor) -> Tensor:
@@ -62,7 +67,7 @@ def pinv_residual(A: Tensor, Z: Tensor) -> Tensor:
     """
     _check_matrices(A)
     with full_precision(A):
-        A = A.to(torch.promote_types(A.dtype, torch.float32))
+        A = A.to(at_least_float32(A.dtype))
         error = torch.linalg.matrix_norm(A @ Z.to(A.dtype) @ A - A)
         return error / torch.linalg.matrix_norm(A).clamp(min=torch.finfo(A.dtype).tiny)
 

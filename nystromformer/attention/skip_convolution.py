@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import at_least_float32, check_floating, check_tokens, shape_of
+from nystromformer.attention.common import at_least_float32, check_floating, check_tokens, refuse_forward_mode, shape_of
 from nystromformer.checks import check_at_least, check_odd
 
 BLOCK = 32
@@ -24,7 +24,9 @@ def skip_convolution(value: Tensor, weight: Tensor) -> Tensor:
     tensor([2., 3., 0.])
     """
     check_tokens("value", value)
-    return _SkipConvolution.apply(value, kernel_of(weight, value.shape[1], value.dtype))
+    kernel = kernel_of(weight, value.shape[1], value.dtype)
+    refuse_forward_mode(value, kernel)
+    return _SkipConvolution.apply(value, kernel)
 
 
 def kernel_of(weight: Tensor, heads: int, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from nystromformer.attention.common import (
     checked_scale,
     full_precision,
     key_padding_mask,
+    refuse_forward_mode,
     zero_masked,
 )
 from nystromformer.checks import check_fraction
@@ -45,6 +47,7 @@ def standard_attention(
     query_mask, key_mask = checked_masks(query, key, mask, query_mask, key_mask)
     check_fraction("dropout", dropout)
     scale = checked_scale(scale, query)
+    refuse_forward_mode(query, key, value)
     query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=key_padding_mask(key_mask), dropout_p=dropout, scale=scale
@@ -69,7 +72,7 @@ class StandardAttention(Attention):
     def exact_up_to(self) -> float:
         return math.inf
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         return {"dropout": self.dropout if self.training else 0.0}
 
     def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:

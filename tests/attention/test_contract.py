@@ -323,6 +323,33 @@ def test_cross_attention_works_or_is_refused(name, options):
 
 
 @every_attention
+def test_forward_mode_gives_the_derivative_or_is_refused(name, options):
+    attention, qkv = build(name, options), tokens(2, 37)
+    run_all = lambda *x: run(attention, x)
+    tangents = tokens(2, 37, seed=3)
+    fixed = {"standard", "nystrom", "nystrom-local", "linformer", "longformer"}  # those with fused kernels
+    if name in fixed:
+        with pytest.raises(NotImplementedError, match=r"forward-mode .* was asked for: .*use torch.func.vjp"):
+            torch.func.jvp(run_all, tuple(qkv), tuple(tangents))
+        return
+    out, tangent = torch.func.jvp(run_all, tuple(qkv), tuple(tangents))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(11)).to(out.dtype)
+    _, grads = gradients(attention, qkv)
+    other_way = sum((x * y).sum() for x, y in zip(grads, tangents, strict=True))
+    torch.testing.assert_close((tangent * weight).sum(), other_way)
+
+
+@every_attention
+def test_functional_gradients_are_those_of_backward(name, options):
+    attention, qkv, mask = build(name, options), tokens(2, 37), holes(2, 37)
+    out, expected = gradients(attention, qkv, mask)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(11)).to(out.dtype)
+    found = torch.func.grad(lambda *x: (run(attention, x, mask) * weight).sum(), argnums=(0, 1, 2))(*qkv)
+    for first, second in zip(found, expected, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+@every_attention
 def test_meta_tensors_give_shapes_without_computing(name, options):
     with torch.device("meta"):
         attention = build(name, options, torch.float32)

@@ -158,3 +158,15 @@ def test_bad_arguments_are_refused():
             function(torch.ones(3))
         with pytest.raises(ValueError, match="dtype torch.int64"):
             function(torch.ones(3, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_an_exact_pseudoinverse_keeps_what_is_not_finite_to_its_matrix(broken):
+    A = softmax_matrices(3, 6, 6).detach()
+    A[1, 2, 3] = broken
+    A.requires_grad_()
+    Z = exact_pinv(A)
+    torch.testing.assert_close(Z[[0, 2]], torch.linalg.pinv(A[[0, 2]]))
+    assert Z[1].isnan().all()
+    (gradient,) = torch.autograd.grad(Z[[0, 2]].sum(), A)
+    assert gradient.isfinite().all()
