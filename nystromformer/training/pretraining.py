@@ -18,7 +18,7 @@ from nystromformer.errors import user_input
 from nystromformer.files import damage_of, whole_folder
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.progress import share_bar
-from nystromformer.records import Recorder, read_records
+from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
 from nystromformer.training.arguments import Recipe, parse_settings, processes, training_arguments
 from nystromformer.training.callbacks import Curves
@@ -339,7 +339,7 @@ def run_pretraining(
     title = f"{run.recipe.size} {run.attention}" if run.source is None else f"{Path(run.source).name} {run.attention}"
 
     def make_trainer(recorder: Recorder) -> PretrainingTrainer:
-        if arguments.should_save and damage_of(out / TOKENIZER) is not None:
+        if arguments.should_save:
             with whole_folder(out / TOKENIZER, replace=True, checksums=True) as folder:
                 tokenizer.save_pretrained(folder)
         return PretrainingTrainer(
@@ -402,7 +402,7 @@ def find_tokenizer(options: PretrainOptions) -> PreTrainedTokenizerFast:
     if options.tokenizer != TRAIN:
         return load_tokenizer(options.tokenizer or options.source)
     kept = options.out / TOKENIZER
-    if options.resume and damage_of(kept) is None:
+    if options.resume and read_config(options.out) is not None and damage_of(kept) is None:
         return read_tokenizer(kept / "tokenizer.json")  # as one that was just trained: a folder adds notes of its own
     vocab_size = options.training.recipe.vocab_size
     with share_bar("training the tokenizer") as report:

@@ -144,13 +144,18 @@ def in_a_fork(work: Callable[[], int], log: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+def enter(folder: Path, arguments: list[str]) -> None:
+    """Be the process of a command in a folder."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    sys.argv = ["nystromformer", *arguments]
+
+
 def run(folder: Path, arguments: list[str], point: int | None = None, mode: str = KILL) -> int:
     """Run the command in a folder, to the end or to the operation that is the given one."""
-    folder.mkdir(exist_ok=True)
 
     def work() -> int:
-        os.chdir(folder)
-        sys.argv = ["nystromformer", *arguments]
+        enter(folder, arguments)
         if "--resume" not in arguments:
             Injector(folder, point, mode, folder.with_suffix(".operations"))
         return main(arguments)

@@ -1,0 +1,102 @@
+"""Disks that are full or can't be written, and memory that does not suffice: one line, and nothing lost."""
+
+import resource
+import subprocess
+from pathlib import Path
+
+import broken_runs
+import pytest
+from broken_runs import in_a_fork
+from safetensors.torch import load_file
+
+from nystromformer.cli import main
+from nystromformer.data.lra.listops import ListOpsOptions, generate
+from nystromformer.records import read_records
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "listops"
+    generate(folder, ListOpsOptions(min_tokens=16, max_tokens=64, train=24, dev=6, test=10), workers=1)
+    return folder
+
+
+def arguments(data: Path, out: Path, *more: str) -> list[str]:
+    given = ["lra", "listops", "--data", str(data), "--preset", "smoke", "--attention", "nystrom-8", "--steps", "20"]
+    return [*given, "--out", str(out), *more]
+
+
+class Disk:
+    """A small disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def mount(self, options: str) -> bool:
+        return (
+            subprocess.run(["mount", *options.split(), "tmpfs", str(self.folder)], capture_output=True).returncode == 0
+        )
+
+
+@pytest.fixture
+def disk(tmp_path):
+    disk = Disk(tmp_path / "disk")
+    if not disk.mount("-t tmpfs -o size=900k"):
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk.folder)], check=True)
+
+
+def refusal(capsys) -> str:
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nystromformer: ")]
+    return line
+
+
+def test_a_full_disk_never_leaves_another_model_as_the_best(data, disk, tmp_path, capsys):
+    """900 kB have room for the first checkpoints, not for all that are kept."""
+    assert main(arguments(data, tmp_path / "whole")) == 0
+    capsys.readouterr()
+    out = disk.folder / "run"
+    code = main(arguments(data, out))
+    if code == 2:
+        assert "No space left on device" in refusal(capsys)
+        assert disk.mount("-o remount,size=50m")
+        assert main(arguments(data, out, "--resume")) == 0
+    assert code in (0, 2)
+    results = [list(read_records(folder))[-1] for folder in (tmp_path / "whole", out)]
+    assert results[0]["metric"] == results[1]["metric"] == "test_accuracy"
+    for name in ("value", "best_step", "dev_accuracy"):
+        assert results[0][name] == results[1][name]
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "whole", out))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_disk_that_can_not_be_written_is_one_line(data, disk, capsys):
+    assert disk.mount("-o remount,ro")
+    assert main(arguments(data, disk.folder / "run")) == 2
+    assert str(disk.folder) in refusal(capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["lra", "pretrain"])
+def test_a_limit_of_memory_is_one_line_and_no_loss(job, tmp_path):
+    broken_runs.prepare(tmp_path)
+    folder, given = tmp_path / "run", broken_runs.COMMANDS[job]
+    assert broken_runs.run(tmp_path / "warm-up", given) == 0  # what is imported does not count
+    whole = broken_runs.contents(tmp_path / "warm-up")
+
+    def limited() -> int:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 8_000_000, used + 8_000_000))
+        broken_runs.enter(folder, given)
+        return main(given)
+
+    code = in_a_fork(limited, tmp_path / "log")
+    printed = (tmp_path / "log").read_text()
+    assert code in (1, 2), printed
+    assert "Traceback" not in printed
+    assert len([line for line in printed.splitlines() if line.startswith("nystromformer: ")]) == 1
+    assert broken_runs.run(folder, [*given, "--resume"]) == 0
+    assert broken_runs.difference(whole, broken_runs.contents(folder)) is None
