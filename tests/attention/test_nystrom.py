@@ -168,6 +168,17 @@ class TestIndependence:
         assert all(x.grad.isfinite().all() for x in tensors)
 
 
+@pytest.mark.parametrize("pinv", ["iterative", "exact"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_a_broken_example_does_not_spoil_the_others(pinv, masked):
+    tensors, mask = qkv(b=3, n=70), random_mask(3, 70) if masked else None
+    broken = [x.clone() for x in tensors]
+    for x in broken:
+        x[1] = float("nan")
+    run = lambda tensors: nystrom_attention(*tensors, mask, num_landmarks=8, pinv=pinv)
+    torch.testing.assert_close(run(broken)[[0, 2]], run(tensors)[[0, 2]], rtol=0, atol=1e-9)
+
+
 def test_batch_scaling_is_what_published_code_does_and_depends_on_the_batch():
     query, key, value = qkv(b=2, n=64, spread=3)
     whole = nystrom_attention(query, key, value, num_landmarks=8, pinv_scaling="batch")
