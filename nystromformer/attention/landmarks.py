@@ -88,6 +88,7 @@ class Segments:
     index: Tensor  # (b, n): padding counts to the segment of the valid token after it
     counts: Tensor  # (b, m): valid tokens in each segment, 0 where it is empty
     valid: Tensor  # (b,): valid tokens of each example
+    size: int | None = None  # tokens in every segment, where none is padding and that is known without looking at them
 
     @property
     def num_segments(self) -> int:
@@ -112,14 +113,17 @@ def segments(tokens: Tensor, num_segments: int, mask: Tensor | None = None) -> S
     >>> segments(torch.zeros(1, 1, 4, 1), 2, torch.tensor([[True, False, False, True]])).counts
     tensor([[1, 1]])
     """
-    batch, length = tokens.shape[0], tokens.shape[2]
-    if mask is None:
-        rank = torch.arange(length, device=tokens.device).expand(batch, length)
-        valid = torch.full((batch,), length, device=tokens.device)
-    else:
-        rank = mask.long().cumsum(dim=1) - mask.long()
-        valid = mask.sum(dim=1)
-    return segments_of_ranks(rank, valid, num_segments)
+    batch, length, device = tokens.shape[0], tokens.shape[2], tokens.device
+    if mask is not None:
+        return segments_of_ranks(mask.long().cumsum(dim=1) - mask.long(), mask.sum(dim=1), num_segments)
+    place = torch.arange(length, device=device)
+    valid = torch.full((batch,), length, device=device)
+    # A graph that is exported serves all lengths: no decision may rest on one.
+    if torch.compiler.is_exporting() or length % num_segments:
+        return segments_of_ranks(place.expand(batch, length), valid, num_segments)
+    size = length // num_segments
+    counts = torch.full((batch, num_segments), size, device=device)
+    return Segments((place // size).expand(batch, length), counts, valid, size)
 
 
 def segments_of_ranks(rank: Tensor, valid: Tensor, num_segments: int) -> Segments:
@@ -145,8 +149,11 @@ def means_over(tokens: Tensor, segments: Segments) -> Tensor:
     """
     batch, heads, length, width = tokens.shape
     m = segments.num_segments
+    rows = tokens.transpose(1, 2).to(at_least_float32(tokens.dtype))  # (b n h d)
+    if segments.size is not None:
+        return rows.unflatten(1, (m, segments.size)).mean(dim=2).transpose(1, 2)
     offsets = torch.arange(batch, device=tokens.device)[:, None] * m
-    rows = tokens.transpose(1, 2).reshape(batch * length, heads * width).to(at_least_float32(tokens.dtype))
+    rows = rows.reshape(batch * length, heads * width)
     sums = rows.new_zeros(batch * m, heads * width).index_add(0, (segments.index + offsets).flatten(), rows)
     means = sums.view(batch, m, heads * width) / segments.counts.clamp(min=1)[..., None]
     return means.view(batch, m, heads, width).transpose(1, 2)

@@ -11,6 +11,7 @@ two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from nystromformer.attention.common import (
     full_precision,
     key_padding_mask,
     refuse_causal,
+    refuse_forward_mode,
     softmax_attention,
     zero_masked,
 )
@@ -38,6 +40,7 @@ from nystromformer.attention.exact_below import (
 from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
 from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+from nystromformer.attention.valid_spans import attend_to_spans, valid_spans
 from nystromformer.checks import check_at_least, check_choice, check_odd
 
 
@@ -117,6 +120,7 @@ def nystrom_attention(
     )
     scale = checked_scale(scale, query)
     refuse_causal(is_causal)
+    refuse_forward_mode(query, key, value, conv_weight)
     if conv_weight is not None:
         if query.shape[2] != key.shape[2]:
             raise ValueError(
@@ -126,12 +130,14 @@ def nystrom_attention(
         conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
 
     with full_precision(query):
+        # Scaling by the batch needs the batch together.
+        alone = query_mask is key_mask and pinv_scaling == "matrix"
+        spans = valid_spans(query_mask, query) if alone else None
+        if spans is not None:
+            attend = partial(_attend_and_skip, None, None, conv_weight, scale, options)
+            return attend_to_spans(attend, spans, query, key, value)
         query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
-        out = _attend(query, key, value, query_mask, key_mask, scale, options)
-        if conv_weight is not None:
-            skip = skip_convolution(value, conv_weight)
-            # Attention needs its own output for backward; without backward the sum needs no memory of its own.
-            out = out + skip if out.requires_grad else out.add_(skip)
+        out = _attend_and_skip(query_mask, key_mask, conv_weight, scale, options, query, key, value)
         return zero_masked(out, query_mask)
 
 
@@ -265,7 +271,9 @@ def landmark_core(
     options: NystromOptions,
 ) -> LandmarkCore:
     m = options.num_landmarks
-    query_segments, key_segments = segments(query, m, query_mask), segments(key, m, key_mask)
+    query_segments = key_segments = segments(query, m, query_mask)
+    if key_mask is not query_mask or key.shape[2] != query.shape[2]:
+        key_segments = segments(key, m, key_mask)
     queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
     keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
     allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
@@ -304,6 +312,25 @@ def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: s
 
 def masked_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.softmax(logits if allowed is None else logits.masked_fill(~allowed, -math.inf), dim=-1)
+
+
+def _attend_and_skip(
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    kernel: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> Tensor:
+    """`_attend` and the skip convolution of the values with `kernel` (h, k). Masked rows must be zero already."""
+    out = _attend(query, key, value, query_mask, key_mask, scale, options)
+    if kernel is None:
+        return out
+    skip = skip_convolution(value, kernel)
+    # Attention needs its own output for backward; without backward the sum needs no memory of its own.
+    return out + skip if out.requires_grad else out.add_(skip)
 
 
 def _attend(

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystromformer.attention import kmeans_landmarks, sampled_softmax_approximation, segment_means
-from nystromformer.attention.landmarks import segments
+from nystromformer.attention.landmarks import means_over, segments
+from nystromformer.bench.kernels import Kernels
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,3 +123,28 @@ def test_more_samples_than_tokens_are_refused():
 def test_bad_input_says_what_is_allowed(landmarks, arguments, error, message):
     with pytest.raises(error, match=message):
         landmarks(*arguments)
+
+
+@pytest.mark.parametrize("layout", ["heads first", "projections"])
+@pytest.mark.parametrize("n, m", [(12, 4), (12, 12), (12, 1), (13, 4)])
+def test_without_a_mask_means_and_gradients_equal_those_with_a_mask_of_ones(n, m, layout):
+    tokens = torch.randn(2, 3, n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(n * m))
+    if layout == "projections":
+        tokens = tokens.transpose(1, 2).contiguous().transpose(1, 2)
+    tokens.requires_grad_()
+    results = []
+    for mask in (None, torch.ones(2, n, dtype=torch.bool)):
+        means = segment_means(tokens, m, mask)
+        results.append((means, *torch.autograd.grad(means.square().sum(), tokens)))
+    torch.testing.assert_close(*results)
+
+
+def test_means_of_equal_segments_are_one_kernel_in_either_direction():
+    tokens = torch.randn(2, 3, 24, 5).requires_grad_()
+    divided = segments(tokens, 4)
+    with Kernels() as kernels:
+        means = means_over(tokens, divided)
+    assert kernels.count == 1
+    with Kernels() as kernels:
+        torch.autograd.grad(means, tokens, means)
+    assert kernels.count == 1

@@ -4,9 +4,9 @@ import math
 import oracles
 import pytest
 import torch
-from kernels import Kernels
 
 from nystromformer.attention import exact_pinv, iterative_pinv, pinv_residual, pseudoinverse
+from nystromformer.bench.kernels import Kernels
 
 
 def softmax_matrices(*shape, spread=2.0, seed=0, dtype=torch.float64):
