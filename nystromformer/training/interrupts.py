@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import TrainerCallback
@@ -42,8 +42,8 @@ class Interrupts(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_: Any) -> None:
         is_due = time.monotonic() - self.saved >= self.save_seconds
-        self.signal, is_due = _highest(args, self.signal, int(is_due))
-        control.should_save |= bool(self.signal or is_due)
+        self.signal, due_anywhere = _highest(args, self.signal, int(is_due))
+        control.should_save |= bool(self.signal or due_anywhere)
 
     def on_save(self, args, state, control, **_: Any) -> None:
         self.saved = time.monotonic()
@@ -57,7 +57,7 @@ class Interrupts(TrainerCallback):
         if self.signal and not self.is_training:
             self.stop("before the trained model was measured")
 
-    def stop(self, when: str) -> None:
+    def stop(self, when: str) -> NoReturn:
         raise Stopped(f"stopped {when}; resume with: {resume_command()}", code=128 + self.signal)
 
 

@@ -47,6 +47,9 @@ MODEL = "model"
 SAVE_SECONDS = 600.0
 """A checkpoint at least so often: what a kill without any warning costs at most."""
 
+LACK_OF_MEMORY = ("can't allocate memory", "bad_alloc", "can't start new thread", "could not create a primitive")
+"""How torch, C++, Python's threads and oneDNN say it."""
+
 
 def run_to_end(
     out: Path,
@@ -95,7 +98,9 @@ def run_to_end(
             trainer.accelerator.wait_for_everyone()
             if caught.signal:
                 caught.stop("after the run was finished")
-    return result_in(out)
+    result = result_in(out)
+    assert result is not None, f"{out}: the record that was just written is gone"
+    return result
 
 
 def check_folder(out: Path, config: dict[str, Any], resume: bool) -> None:
@@ -166,9 +171,10 @@ def _own(out: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not (out / RECORDS).exists() and not steps_saved(out):
-                for path in set(out.iterdir()) - found:
-                    remove(path)
+            with suppress(OSError):  # of a disk that is gone; the error that ends the run is told
+                if not (out / RECORDS).exists() and not steps_saved(out):
+                    for path in set(out.iterdir()) - found:
+                        remove(path)
             for folder in made:
                 with suppress(OSError):  # it holds something
                     folder.rmdir()
@@ -192,4 +198,5 @@ def _shortage_told() -> Iterator[None]:
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    lacks = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return lacks or any(sign in str(error) for sign in LACK_OF_MEMORY)

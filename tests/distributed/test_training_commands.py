@@ -19,8 +19,8 @@ from torch.nn import Dropout
 from nystromformer.cli import entry
 
 Dropout.forward = lambda self, input: input  # its random numbers would be others in other processes
-from nystromformer.models.encoder import dropout
-dropout.Dropout.forward = Dropout.forward
+from nystromformer.models import encoder
+encoder.Dropout.forward = Dropout.forward
 entry()
 """
 SHARDED = ["--set", "fsdp=full_shard"]

@@ -268,7 +268,7 @@ def test_all_processes_agree_on_the_step_when_one_is_signalled(data, tmp_path):
 def test_data_workers_serve_a_step_that_is_to_be_finished(data, tmp_path):
     """Ctrl-C reaches all processes of a terminal's group, batch systems signal all processes of a job."""
     out = tmp_path / "run"
-    more = ("--steps", "100000", "--set", "dataloader_num_workers=2", "--set", "eval_steps=100000")
+    more = ("--steps", "100000", "--set", "dataloader_num_workers=2")
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         resume = ("--resume",) if out.exists() else ()
         process = subprocess.Popen(

@@ -81,22 +81,26 @@ def test_a_disk_that_can_not_be_written_is_one_line(data, disk, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["lra", "pretrain"])
 def test_a_limit_of_memory_is_one_line_and_no_loss(job, tmp_path):
+    broken_runs.import_all()  # which takes memory of its own
     broken_runs.prepare(tmp_path)
-    folder, given = tmp_path / "run", broken_runs.COMMANDS[job]
-    assert broken_runs.run(tmp_path / "warm-up", given) == 0  # what is imported does not count
-    whole = broken_runs.contents(tmp_path / "warm-up")
+    given = broken_runs.COMMANDS[job]
+    assert broken_runs.run(tmp_path / "whole", given) == 0
+    whole, codes = broken_runs.contents(tmp_path / "whole"), []
+    for room in (8_000_000, 40_000_000):
+        folder = tmp_path / str(room)
 
-    def limited() -> int:
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 8_000_000, used + 8_000_000))
-        broken_runs.enter(folder, given)
-        return main(given)
+        def limited(folder: Path = folder, room: int = room) -> int:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+            broken_runs.enter(folder, given)
+            return main(given)
 
-    code = in_a_fork(limited, tmp_path / "log")
-    printed = (tmp_path / "log").read_text()
-    assert code in (1, 2), printed
-    assert "Traceback" not in printed
-    assert len([line for line in printed.splitlines() if line.startswith("nystromformer: ")]) == 1
-    assert broken_runs.run(folder, [*given, "--resume"]) == 0
-    assert broken_runs.difference(whole, broken_runs.contents(folder)) is None
+        codes.append(in_a_fork(limited, tmp_path / "log"))
+        printed = (tmp_path / "log").read_text()
+        if codes[-1]:
+            assert codes[-1] == 2, printed
+            assert "Traceback" not in printed
+            assert len([line for line in printed.splitlines() if line.startswith("nystromformer: ")]) == 1
+        assert broken_runs.run(folder, [*given, "--resume"]) == 0
+        assert broken_runs.difference(whole, broken_runs.contents(folder)) is None
+    assert any(codes), "so little never suffices"

@@ -134,6 +134,7 @@ def in_a_fork(work: Callable[[], int], log: Path) -> int:
             handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # whatever a test runner made of them
             code = work()
         except BaseException:
             traceback.print_exc()
@@ -193,6 +194,11 @@ def difference(expected: dict[str, object], found: dict[str, object]) -> str | N
     return None
 
 
+def import_all() -> None:
+    for name in SLOW_IMPORTS:
+        importlib.import_module(name)
+
+
 def prepare(folder: Path) -> None:
     """The data of all jobs."""
     generate(folder / "listops", ListOpsOptions(min_tokens=16, max_tokens=64, train=16, dev=6, test=10), workers=1)
@@ -205,8 +211,7 @@ def prepare(folder: Path) -> None:
 def try_all(job: str, folder: Path, points: int) -> dict[str, object]:
     """Kill the job at every operation, or at about so many, and resume it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SLOW_IMPORTS:
-        importlib.import_module(name)
+    import_all()
     if in_a_fork(lambda: prepare(folder) or 0, folder / "prepare.log"):
         raise RuntimeError((folder / "prepare.log").read_text())
     whole, arguments = folder / "whole", COMMANDS[job]
