@@ -1,5 +1,6 @@
 """Canaries: each row of docs/private-surfaces.md still is what we rely on. A failure says which row, and what to do."""
 
+import copy
 import inspect
 from pathlib import Path
 
@@ -7,14 +8,20 @@ import pytest
 import torch
 import transformers
 import typer
+from torch import nn
+from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedModel, Trainer, masking_utils
 from transformers.utils import hub
+
+from nystromformer.integrations.sdpa import Redirect
 
 PAGE = (Path(__file__).parents[1] / "docs/private-surfaces.md").read_text(encoding="utf-8")
 TRAINER = {
     "_get_train_sampler": ["train_dataset"],
     "_get_eval_sampler": ["eval_dataset"],
+    "_get_dataloader": ["dataset", "description", "batch_size", "sampler_fn", "is_training", "dataloader_key"],
     "_determine_best_metric": ["metrics", "trial"],
+    "_load_best_model": [],
     "_save_checkpoint": ["model", "trial"],
     "_save": ["output_dir", "state_dict"],
     "_save_optimizer_and_scheduler": ["output_dir"],
@@ -132,3 +139,31 @@ def test_usage_errors_have_a_base_class_with_a_message():
 def test_the_page_names_what_the_canaries_watch():
     for name in [*TRAINER, *MODEL, "_scaled_dot_product_flash_attention_for_cpu", "ALL_ATTENTION_FUNCTIONS"]:
         assert name in PAGE, name
+
+
+def test_a_view_of_a_configuration_names_another_attention():
+    config = tiny_bert().config
+    view = copy.copy(config)
+    view._attn_implementation_internal = "canary"
+    row = "_attn_implementation_internal"
+    assert (view._attn_implementation, config._attn_implementation) == ("canary", "sdpa"), broken(row)
+
+
+@torch.no_grad()
+def test_a_hook_leads_an_encoder_layer_off_its_fast_path():
+    called = []
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), num_layers=1).eval()
+    x = torch.randn(1, 5, 8)
+    encoder.layers[0].self_attn.forward = lambda *args, **kwargs: called.append("forward")
+    encoder(x)
+    assert not called, "the fast path calls the module now, and needs no turning off"
+    encoder.layers[0].self_attn.register_forward_pre_hook(lambda module, inputs: called.append("hook"))
+    with pytest.raises(TypeError):  # of the forward above, which returns nothing
+        encoder(x)
+    assert called == ["hook", "forward"], broken("a hook inside `nn.TransformerEncoderLayer`")
+    assert encoder.use_nested_tensor is True, broken("use_nested_tensor")
+
+
+def test_what_multihead_attention_calls():
+    ours, theirs = (parameters(function) for function in (Redirect.multi_head, functional.multi_head_attention_forward))
+    assert ours == theirs, broken("functional.multi_head_attention_forward")
