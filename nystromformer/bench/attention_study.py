@@ -3,7 +3,9 @@
 `study.take` what a model's attention is given, then `study.write` errors and pictures into the folder of a run.
 """
 
+import base64
 import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LogNorm
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,9 +27,9 @@ from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, write_config
 from nystromformer.report.table import Table, tables_markdown
 
-EXACT = "exact"
+EXACT, MAPS = "exact", "maps.json"
 LONGEST_WORDS = 40
-"""Sequences of up to so many tokens have them written along the axes."""
+"""Sequences of up to so many tokens have them written along the axes; of longer ones, so many can be looked at."""
 
 CAPTION = (
     "Matrix: ‖Ŝ − S‖ / ‖S‖ of attention matrices in the Frobenius norm. Output: ‖Ŝ V − S V‖ / ‖S V‖. Means over "
@@ -49,6 +51,8 @@ class AttentionStudy:
     matrix: dict[int, Tensor] = field(default_factory=dict)
     """By number of landmarks: errors (layers, heads)."""
     output: dict[int, Tensor] = field(default_factory=dict)
+    maps: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """By drawn layer and name: weights (heads, queries, keys) of the first tokens of the first example."""
 
     @property
     def layers(self) -> int:
@@ -78,6 +82,9 @@ class AttentionStudy:
             self.measure(recorder, step)
             for name, caption in self.draw(out, layers, heads, step).items():
                 recorder.record("picture", name, caption=caption)
+            write_text(out / MAPS, json.dumps(self.maps_as_data(), ensure_ascii=False))
+            caption = f"{self.title}: weights among the first {min(len(self.words), LONGEST_WORDS)} tokens"
+            recorder.record("maps", MAPS, caption=caption)
         write_text(out / "table.md", tables_markdown([self.table()]))
 
     def measure(self, recorder: Recorder, step: Callable[[str], None]) -> None:
@@ -110,6 +117,7 @@ class AttentionStudy:
             maps = {EXACT: exact_map(call)[0].float().cpu()}
             for m in self.landmarks:
                 maps[self.label(m)] = approximate_map(call, f"{self.name}-{m}")[0].float().cpu()
+            self.maps[layer] = {name: weights[:, :LONGEST_WORDS, :LONGEST_WORDS] for name, weights in maps.items()}
             errors = {
                 name: torch.linalg.matrix_norm(approximation - maps[EXACT]) / torch.linalg.matrix_norm(maps[EXACT])
                 for name, approximation in maps.items()
@@ -124,6 +132,19 @@ class AttentionStudy:
         title = f"{self.title}: relative error of attention matrices"
         draw_errors(out / "errors.png", title, {self.label(m): matrix for m, matrix in self.matrix.items()})
         return captions | {"errors.png": title}
+
+    def maps_as_data(self) -> dict[str, Any]:
+        """What was drawn as numbers, for the report: 255 times the root of each weight, by layer, name and head."""
+        names = list(next(iter(self.maps.values()), {}))
+        weights = [torch.stack([maps[name] for name in names]) for maps in self.maps.values()]
+        levels = (255 * torch.stack(weights).clamp(0, 1).sqrt()).round().to(torch.uint8) if weights else torch.empty(0)
+        return {
+            "words": self.words[:LONGEST_WORDS],
+            "layers": list(self.maps),
+            "heads": self.heads,
+            "names": names,
+            "levels": base64.b64encode(levels.contiguous().numpy().tobytes()).decode(),
+        }
 
     def label(self, m: int) -> str:
         return f"{self.name}, m = {m}"
@@ -168,7 +189,8 @@ def draw_maps(
 ) -> None:
     """A row for each of `heads`, a column for each entry of `maps` (h, n, n), the exact one first.
 
-    All matrices of a row share their colors, which grow with the square root of the weight: most weights are small.
+    All matrices of a row share their colors, which grow with the logarithm of the weight, from a tenth of what each
+    token would get if all got the same: most weights are small, and would all be black.
     """
     size = 2.5 if len(words) > LONGEST_WORDS else 3.4
     figure, axes = pyplot.subplots(
@@ -182,10 +204,11 @@ def draw_maps(
     )
     for row, head in enumerate(heads):
         exact = next(iter(maps.values()))[head]
-        norm = PowerNorm(0.5, vmin=0, vmax=exact.flatten().quantile(0.999).clamp(min=1e-6).item(), clip=True)
+        even = 1 / len(words)
+        norm = LogNorm(0.1 * even, max(exact.flatten().quantile(0.999).item(), 2 * even), clip=True)
         for column, (name, matrices) in enumerate(maps.items()):
             panel = axes[row, column]
-            image = panel.imshow(matrices[head].clamp(min=0), cmap="magma", norm=norm, interpolation="nearest")
+            image = panel.imshow(matrices[head].clamp(min=norm.vmin), cmap="magma", norm=norm, interpolation="nearest")
             label = f"error {errors[name][head]:.2f}" if name in errors else ""
             panel.set_title(f"{name}\n{label}" if row == 0 else label, fontsize=9)
             _label_axes(panel, words)
@@ -238,6 +261,6 @@ def _leave_a_margin(panel: pyplot.Axes, length: int) -> None:
 
 def _save(figure: pyplot.Figure, path: Path) -> None:
     content = io.BytesIO()
-    figure.savefig(content, dpi=130, bbox_inches="tight")
+    figure.savefig(content, dpi=100, bbox_inches="tight")
     pyplot.close(figure)
     write_bytes(path, content.getvalue())

@@ -142,10 +142,11 @@ def reason_to_skip(case: Case, seen: dict[str, tuple[int, Memory]], options: Ben
             return f"{probe.failure} at n = {PROBE_LENGTH:,}"
         seen[case.attention] = (PROBE_LENGTH, probe)
     length, before = seen.get(case.attention, (case.length, Memory(0, 0.0)))
+    before_seconds, before_bytes = before.seconds or 0.0, before.bytes or 0
     growth = case.length / length
     quadratic = case.attention == DENSE or (case.attention not in PEERS and not is_linear(case.attention))
-    seconds = before.seconds * growth ** (2 if quadratic else 1)
-    needed = case.input_bytes + before.bytes * growth ** (2 if case.attention == DENSE else 1)
+    seconds = before_seconds * growth ** (2 if quadratic else 1)
+    needed = case.input_bytes + before_bytes * growth ** (2 if case.attention == DENSE else 1)
     if needed > available:
         return f"would need about {gibibytes(needed)} of {gibibytes(available)}"
     if seconds > options.cell_limit:

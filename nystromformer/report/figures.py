@@ -26,7 +26,7 @@ from nystromformer.report.table import exact_first, is_ours, printable, with_pub
 from nystromformer.report.tables import LIMIT, Entries, Entry, last_part, measured_lengths
 
 INK = "#1b2027"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -81,7 +81,7 @@ class Drawing:
     def render(self, salt: str) -> dict[str, bytes]:
         """PNG and SVG by suffix."""
         content = {}
-        with rc_context({**STYLE, "svg.hashsalt": salt}):
+        with rc_context(STYLE | {"svg.hashsalt": salt}):
             for suffix, options in (
                 (".png", {"dpi": 150}),
                 (".svg", {"metadata": {"Date": None}, "transparent": True}),
@@ -118,10 +118,10 @@ def _with_tips(svg: bytes, tips: dict[str, list[str]], salt: str) -> bytes:
         if element.tag == f"{{{SVG}}}metadata":
             parents[element].remove(element)
         if "style" in element.attrib:
-            element.set("style", element.get("style").replace(INK, "currentColor"))
+            element.set("style", element.attrib["style"].replace(INK, "currentColor"))
         for name in ("id", LINK, "clip-path"):
             if name in element.attrib:
-                element.set(name, _renamed(element.get(name), salt))
+                element.set(name, _renamed(element.attrib[name], salt))
     for name in ("width", "height"):  # the page decides; the view box keeps the shape
         root.attrib.pop(name, None)
     ElementTree.register_namespace("", SVG)
@@ -205,9 +205,9 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
         runs = _seeds_of(found, attention)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
         published = paper_row(LRA, attention).get(task)
-        label = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
+        label: str | None = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
-            label += f", {len(runs)} seeds"
+            label = f"{label}, {len(runs)} seeds"
         for run in runs:
             points = [(r["step"], r["value"], _tip(r, "dev set")) for r in run if r["metric"] == DEV_ACCURACY]
             drawing.line(axes, points, label, linewidth=1, alpha=0.7, markersize=4, **style)

@@ -6,6 +6,8 @@ written, and templates escape what they are given; the page allows no script but
 
 import base64
 import hashlib
+import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nystromformer.files import write_bytes, write_text
 from nystromformer.records import RECORDS, read_records
-from nystromformer.report.sections import FOLDER, SETUP, Picture, Section, all_sections
+from nystromformer.report.sections import CONTENT, FOLDER, SETUP, Picture, Section, all_sections
 from nystromformer.report.table import (
     NO_RUN,
     Code,
@@ -26,11 +28,14 @@ from nystromformer.report.table import (
     tables_markdown,
     text_parts,
 )
-from nystromformer.report.tables import ATTENTION_ERROR, PICTURE
+from nystromformer.report.tables import ATTENTION_ERROR, MAPS, PICTURE
 
 PAGE, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
 TITLE = "Nyströmformer: what was measured"
 INTRO = "Ours beside the paper's. Every figure comes from the records of runs, which its section names."
+SIGNATURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<"}
+"""How pictures that runs drew begin."""
+LARGEST_FILE = 32 * 2**20
 MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 Record = dict[str, Any]
 
@@ -66,7 +71,9 @@ def html_page(title: str, intro: Text, sections: Iterable[Section]) -> str:
         "digest": lambda script: f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         "inline_svg": lambda picture: picture.content[".svg"].decode(),
         "data_address": data_address,
+        "json": lambda value: json.dumps(value, ensure_ascii=False),
     }
+    assert environment.loader is not None
     script, _, _ = environment.loader.get_source(environment, "report.js")
     template = environment.get_template("report.html")
     return template.render(title=title, intro=intro, sections=list(sections), script=script, no_run=NO_RUN.strip())
@@ -112,19 +119,77 @@ def read_runs(runs: Iterable[Path]) -> list[Record]:
         if not found:
             raise ValueError(f"{run}: holds no {RECORDS}; give the --out folder of a finished job.")
         folders |= dict.fromkeys(found)
-    records = []
+    records: list[Record] = []
     for folder in folders:
         try:
-            found = [_printable(record) for record in read_records(folder)]
+            inside = [_printable(record) for record in read_records(folder)]
         except RecursionError:
             raise ValueError(f"{folder / RECORDS}: a record is nested too deeply; remove that line.") from None
-        for record in found:
+        for record in inside:
             check_record(record, folder)
-        records += [{"seed": None, **record, FOLDER: str(folder)} for record in found]
-    return records
+        records += [{"seed": None, **record, FOLDER: str(folder)} for record in inside]
+    return [
+        record | {CONTENT: READERS[record["metric"]](Path(record[FOLDER]), record["value"])}
+        if (record["job"], record["metric"]) in NAMING_FILES
+        else record
+        for record in records
+    ]
 
 
-def _printable(value: object) -> object:
+def read_picture(folder: Path, name: str) -> bytes | None:
+    """A picture in a run's folder; None where it is gone."""
+    content = read_named_file(folder, name, tuple(SIGNATURES))
+    suffix = Path(name).suffix
+    if content is not None and not content.lstrip().startswith(SIGNATURES[suffix]):
+        raise ValueError(
+            f"{folder / name}: is no {suffix[1:].upper()} picture; run the job again, or remove its record."
+        )
+    return content
+
+
+def read_maps(folder: Path, name: str) -> dict[str, Any] | None:
+    """Attention weights in a run's folder; None where they are gone."""
+    content = read_named_file(folder, name, (".json",))
+    if content is None:
+        return None
+    try:
+        found = _printable(json.loads(content))
+        whole = all(isinstance(found[field], list) for field in ("layers", "names", "words"))
+        whole = whole and all(map(TEXT.fits, [*found["words"], *found["names"]]))
+        whole = whole and all(map(COUNT.fits, [*found["layers"], found["heads"]]))
+        sizes = (len(found["layers"]), len(found["names"]), found["heads"], len(found["words"]), len(found["words"]))
+        if not whole or len(base64.b64decode(found["levels"], validate=True)) != math.prod(sizes):
+            raise ValueError("sizes")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(
+            f"{folder / name}: holds no attention weights; run the job again, or remove its record."
+        ) from None
+    return {field: found[field] for field in ("words", "layers", "names", "heads", "levels")}
+
+
+def read_named_file(folder: Path, name: str, suffixes: tuple[str, ...]) -> bytes | None:
+    """A file inside a run's folder; None where it is gone. `ValueError` for anything else that a record may name."""
+    path = folder / name
+    inside = path.parent.resolve().is_relative_to(folder.resolve()) and ".." not in Path(name).parts
+    if Path(name).is_absolute() or not inside or path.is_symlink() or Path(name).suffix not in suffixes:
+        kinds = " or ".join(suffix[1:].upper() for suffix in suffixes)
+        raise ValueError(
+            f"{folder}: a record names the file {name!r}: must be a {kinds} file inside this folder, and no link to "
+            f"one; remove that record."
+        )
+    if not path.exists():
+        return None
+    if not path.is_file() or path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path}: must be a file of at most {LARGEST_FILE // 2**20} MB; remove its record.")
+    return path.read_bytes()
+
+
+READERS = {PICTURE: read_picture, MAPS: read_maps}
+NAMING_FILES = {("attention-map", metric) for metric in READERS}
+"""Records whose value is the name of a file."""
+
+
+def _printable(value: Any) -> Any:
     """The same, with every text on one line."""
     if isinstance(value, dict):
         return {printable(name): _printable(each) for name, each in value.items()}
@@ -138,7 +203,7 @@ class Kind:
     """What a field may hold."""
 
     name: str
-    fits: Callable[[object], bool]
+    fits: Callable[[Any], bool]
 
 
 def _is_number(value: object) -> bool:
@@ -197,7 +262,8 @@ FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
         "config.model?": TEXT, "config.text?": TEXT, "attention": TEXT, "num_landmarks": COUNT, "layer": COUNT,
         "value": NUMBER,
     },
-    ("attention-map", PICTURE): {"config.model?": TEXT, "config.text?": TEXT, "value": TEXT, "caption": TEXT},
+    **{("attention-map", metric): {"config.model?": TEXT, "config.text?": TEXT, "value": TEXT, "caption": TEXT}
+       for metric in (PICTURE, MAPS)},
 }  # fmt: skip
 """What is read of the records that the report shows. A question mark: may be missing, or null."""
 
@@ -206,7 +272,8 @@ def check_record(record: Record, folder: Path) -> None:
     """`ValueError` for a record that lacks a field or has something else in it, with its folder."""
     metric = "time of gemm" if record.get("attention") == "gemm" else record["metric"]
     for field, kind in {**ANY_RECORD, **FIELDS.get((record["job"], metric), {})}.items():
-        names, value = field.rstrip("?").split("."), record
+        names = field.rstrip("?").split(".")
+        value: Any = record
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
         if value is None and not field.endswith("?"):

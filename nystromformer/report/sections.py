@@ -21,6 +21,7 @@ from nystromformer.report.table import Code, Table, Text, is_ours
 from nystromformer.report.tables import (
     ATTENTION_ERROR,
     MAIN,
+    MAPS,
     PICTURE,
     TIME_BASELINE,
     Entries,
@@ -43,9 +44,8 @@ FOLDER = "folder"
 """The field that says where a record was found, and so where the files are that it names."""
 MOST_CURVES = 6
 """More runs than these can't be told apart in one figure."""
-SIGNATURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<"}
-"""How pictures that runs drew begin."""
-LARGEST_PICTURE = 32 * 2**20
+CONTENT = "content"
+"""The field that has what is in the file that a record names; nothing where the file is gone."""
 SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
 """What must agree for measurements to stand in one table."""
 SMALLER = (
@@ -74,12 +74,22 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Maps:
+    """Attention weights to look at, by layer, head and token."""
+
+    caption: str
+    content: dict[str, Any]
+    """As `attention-map` writes it."""
+
+
+@dataclass(frozen=True)
 class Part:
     """Tables, and the pictures that belong to them."""
 
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
     title: str = ""
+    maps: tuple[Maps, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,8 @@ def efficiency(records: list[Record]) -> Section:
         if record["attention"] != "gemm":  # which has no setup of its own, and counts for all
             by_setup[tuple(record.get(name, record["config"].get(name)) for name in SETUP)].append(record)
     products = [record for record in found if record["attention"] == "gemm"]
-    parts, headlines = [], []
+    parts: list[Any] = []
+    headlines: list[Any] = []
     for number, (setup, own) in enumerate(by_setup.items(), start=1):
         what = setup_text(dict(zip(SETUP, setup, strict=True)))
         folders = {record[FOLDER] for record in own}
@@ -261,7 +272,7 @@ def attention_error(records: list[Record]) -> Section:
     title, remedy = "Attention maps", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
     runs: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        if record["metric"] in (ATTENTION_ERROR, PICTURE):
+        if record["metric"] in (ATTENTION_ERROR, PICTURE, MAPS):
             runs[json.dumps([record[FOLDER], record["config"]], sort_keys=True)].append(record)
     parts, shown = [], []
     for number, run in enumerate(runs.values(), start=1):
@@ -269,7 +280,10 @@ def attention_error(records: list[Record]) -> Section:
             config = run[0]["config"]
             text = f" on {last_part(config['text'])}" if config.get("text") else ""
             name = f"{last_part(config.get('model') or 'model')}{text}"
-            parts.append(Part((attention_error_table(run),), run_pictures(run, f"attention-{number}"), name))
+            maps = [r for r in run if r["metric"] == MAPS and r[CONTENT]]
+            shown_maps = tuple(Maps(record["caption"], record[CONTENT]) for record in maps[-1:])
+            pictures = run_pictures(run, f"attention-{number}")
+            parts.append(Part((attention_error_table(run),), pictures, name, shown_maps))
             shown += run
     if not parts:
         return Section(title, remedy=remedy)
@@ -278,34 +292,17 @@ def attention_error(records: list[Record]) -> Section:
 
 def run_pictures(run: list[Record], folder: str) -> tuple[Picture, ...]:
     """The pictures of a run that are still there."""
-    named = {(record[FOLDER], record["value"]): record["caption"] for record in run if record["metric"] == PICTURE}
-    pictures = []
-    for number, ((place, name), caption) in enumerate(named.items(), start=1):
-        content = run_file(Path(place), name)
-        if content is not None:
-            suffix = Path(name).suffix
-            stem = f"{folder}/{number}-{slug(Path(name).stem)}".rstrip("-")
-            pictures.append(Picture(stem, caption, {suffix: content}, wide=True, drawn=False))
-    return tuple(pictures)
-
-
-def run_file(folder: Path, name: str) -> bytes | None:
-    """A picture inside a run's folder; None where it is gone. `ValueError` for anything else that a record may name."""
-    path = folder / name
-    inside = path.parent.resolve().is_relative_to(folder.resolve()) and ".." not in Path(name).parts
-    if Path(name).is_absolute() or not inside or path.is_symlink() or Path(name).suffix not in SIGNATURES:
-        raise ValueError(
-            f"{folder}: a record names the picture {name!r}: must be a PNG or SVG file inside this folder, and no link "
-            f"to one; remove that record."
+    named = {record["value"]: record for record in run if record["metric"] == PICTURE and record[CONTENT]}
+    return tuple(
+        Picture(
+            f"{folder}/{number}-{slug(Path(name).stem)}".rstrip("-"),
+            record["caption"],
+            {Path(name).suffix: record[CONTENT]},
+            wide=True,
+            drawn=False,
         )
-    if not path.exists():
-        return None
-    if not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
-        raise ValueError(f"{path}: must be a picture of at most {LARGEST_PICTURE // 2**20} MB; remove its record.")
-    content = path.read_bytes()
-    if not content.lstrip().startswith(SIGNATURES[path.suffix]):
-        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} picture; run the job again, or remove its record.")
-    return content
+        for number, (name, record) in enumerate(named.items(), start=1)
+    )
 
 
 SECTIONS: dict[str, Callable[[list[Record]], Section]] = {

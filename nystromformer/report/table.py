@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nystromformer.paper import attention_family
 
@@ -37,7 +38,7 @@ class Table:
     """
 
     header: Sequence[str]
-    rows: Sequence[Sequence[object]]
+    rows: Sequence[Sequence[Any]]
     highlight: Collection[int] = ()
     """The places of rows to look at first."""
     words: Collection[str] = ()
@@ -62,7 +63,7 @@ class Table:
 
     def markdown(self) -> str:
         """The grid alone; `tables_markdown` has title and note, too."""
-        lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (self.header, *self.rows)]
+        lines = ["| " + " | ".join(markdown_text(cell) for cell in row) + " |" for row in (self.header, *self.rows)]
         return "\n".join([lines[0], "|" + "---|" * len(self.header), *lines[1:]])
 
 
@@ -90,7 +91,7 @@ def print_tables(tables: Iterable[Table]) -> None:
         for name, words in table.columns:
             grid.add_column(Line(name), justify="left" if words else "right")
         for place, row in enumerate(table.rows):
-            grid.add_row(*map(Line, row), style="bold" if place in table.highlight else None)
+            grid.add_row(*(Line(cell) for cell in row), style="bold" if place in table.highlight else None)
         console.print(grid)
         if table.note:
             console.print(Line(plain_text(table.note)), style="dim")

@@ -22,7 +22,7 @@ GLUE_TASKS = ("sst2", "mrpc", "qnli", "qqp", "mnli", "mnli-mm", "imdb", "cola", 
 PAPER_LENGTH = 512
 """Fine-tuning at most as long stands in the task's own column; longer inputs have a column for their length."""
 SCORES = {"f1": "F1", "accuracy": "accuracy", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
-ATTENTION_ERROR, PICTURE = "matrix_error", "picture"
+ATTENTION_ERROR, PICTURE, MAPS = "matrix_error", "picture", "maps"
 Record = dict[str, Any]
 
 
@@ -133,7 +133,7 @@ def efficiency_tables(records: Iterable[Record]) -> list[Table]:
     entries = measured(records)
     lengths, paper = measured_lengths(entries), ", [×] the paper's own ratio."
     header = ["attention", *(f"n = {n:,}" for n in lengths)]
-    times = ("Median of interleaved repeats; (×) faster than ", Code(TIME_BASELINE), paper)
+    times: tuple[str, ...] = ("Median of interleaved repeats; (×) faster than ", Code(TIME_BASELINE), paper)
     if LIMIT in entries:
         times += (f" {LIMIT}: the operation's arithmetic at the speed of a large matrix product in the same run.",)
     peaks = ("Peak of one call above its inputs; (×) less than ", Code(memory_baseline(entries)), paper)
@@ -166,7 +166,8 @@ def _lra_accuracies(found: list[Record], preset: str) -> Table:
     for record in found:
         cells[record["config"]["attention"], record["config"]["task"]].append(100 * record["value"])
         shares[record["config"]["task"]].append(100 * record["majority"])
-    rows, highlight = [], set()
+    rows: list[list[str]] = []
+    highlight: set[int] = set()
     for attention in exact_first(attention for attention, _ in cells):
         if is_ours(attention):
             highlight.add(len(rows))
@@ -262,8 +263,8 @@ def _finetune_scores(found: list[Record], preset: str, model: str) -> Table:
     highlight = {place for place, name in enumerate(names) if is_ours(attentions[name])}
     less = " with less training than the paper's (below)" if any(map(is_shortened, found)) else ""
     scored = f"{less}: scores in percent, ours (the paper's, of BERT-base models)"
-    title = (Code(model), ", preset ", Code(preset), scored)
-    return Table(["attention", *(titles[column] for column in columns)], rows, highlight, title=title)
+    text = (Code(model), ", preset ", Code(preset), scored)
+    return Table(["attention", *(titles[column] for column in columns)], rows, highlight, title=text)
 
 
 def variant(config: dict[str, Any]) -> str:
@@ -332,7 +333,7 @@ def _finetune_place(column: str) -> tuple[int, int, str]:
     """To sort by: longer inputs after shorter ones of a task."""
     task, _, length = column.rpartition("-")
     if column in GLUE_TASKS or not length.isdecimal():
-        task, length = column, 0
+        task, length = column, "0"
     return (GLUE_TASKS.index(task) if task in GLUE_TASKS else len(GLUE_TASKS)), int(length), task
 
 

@@ -1,5 +1,6 @@
 """`nystromformer attention-map` on the command line."""
 
+import base64
 import json
 
 import pytest
@@ -44,9 +45,9 @@ def test_writes_pictures_table_and_records(folder, text, tmp_path, capsys):
     assert main([*arguments, "--out", str(out)]) == 0
     assert "m = 4: matrix" in capsys.readouterr().out
     names = {path.name for path in out.iterdir()}
-    assert names == {"config.json", "records.jsonl", "table.md", "errors.png", "layer-1.png"}
-    *found, layer, all_layers = records(out)
-    assert [record["value"] for record in (layer, all_layers)] == ["layer-1.png", "errors.png"]
+    assert names == {"config.json", "records.jsonl", "table.md", "errors.png", "layer-1.png", "maps.json"}
+    *found, layer, all_layers, maps = records(out)
+    assert [record["value"] for record in (layer, all_layers, maps)] == ["layer-1.png", "errors.png", "maps.json"]
     assert layer["caption"].endswith("layer 1, exact attention and nystrom")
     assert len(found) == 2 * 2 * 2 * 4  # metrics, landmarks, layers, heads
     assert {"job", "config", "metric", "value", "seed", "versions", "machine", "layer", "head"} <= found[0].keys()
@@ -129,3 +130,16 @@ def test_models_that_have_no_such_attention_are_refused(folder, text, model, mes
     assert main(["attention-map", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_are_kept_for_the_report(folder, text, tmp_path):
+    arguments = ["--model", str(folder), "--text", str(text), "--landmarks", "4", "--layer", "1", "--max-length", "30"]
+    assert main(["attention-map", *arguments, "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "maps.json").read_text())
+    assert kept["layers"] == [1]
+    assert kept["names"] == ["exact", "nystrom, m = 4"]
+    n = len(kept["words"])
+    assert 3 < n <= 30
+    levels = torch.frombuffer(bytearray(base64.b64decode(kept["levels"])), dtype=torch.uint8)
+    exact = (levels.view(1, 2, kept["heads"], n, n)[0, 0].double() / 255) ** 2
+    torch.testing.assert_close(exact.sum(dim=-1), torch.ones(kept["heads"], n).double(), rtol=0, atol=0.05)

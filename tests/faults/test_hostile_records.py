@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_chromium, visit
 from markdown_it import MarkdownIt
-from report_runs import write_attention_map, write_bench, write_finetuning, write_lra, write_pretraining
+from report_runs import maps, write_attention_map, write_bench, write_finetuning, write_lra, write_pretraining
 
 from nystromformer.cli import main
 from nystromformer.records import RECORDS, Recorder
@@ -72,12 +72,16 @@ def hostile_runs(folder: Path, attack: str) -> Path:
         for record in records_in(run):
             kinds.add((record["job"], record["metric"]))
             kept = {name: record[name] for name in STRUCTURE}
-            if record["metric"] == "picture":  # where it is, is tried below
+            if record["metric"] in ("picture", "maps"):  # where they are, is tried below
                 kept["value"] = record["value"]
             if record["job"] == "finetune":  # one name in two places
                 kept |= {"part": attack, "scored_examples": {attack: 9}, "scores": {attack: {attack: 0.5, "<b>": 0.5}}}
             records.append(attacked(record, attack) | {"versions": {attack: attack}} | kept)
         write_records(run, records)
+        if job == "attention-map":
+            (run / "maps.json").write_text(
+                json.dumps(attacked(maps(["a", "b"]), attack) | {"levels": maps(["a", "b"])["levels"]})
+            )
     recorder = Recorder(folder / "other", job=attack, config={attack: attack})
     for metric in (attack, "<i>"):
         recorder.record(metric, attack)
@@ -296,7 +300,7 @@ def test_a_file_that_only_calls_itself_a_picture_is_refused(tmp_path, capsys):
 def test_a_pipe_is_no_picture_and_nobody_waits_for_it(tmp_path, capsys):
     run = map_run(tmp_path, "pipe.png")
     os.mkfifo(run / "pipe.png")
-    assert "must be a picture" in refusal(tmp_path, capsys)
+    assert "pipe.png: must be a file of at most 32 MB" in refusal(tmp_path, capsys)
 
 
 def test_scripts_in_a_runs_own_picture_do_not_run(tmp_path):
@@ -315,3 +319,23 @@ def test_a_report_that_fails_leaves_the_one_before_as_it_was(tmp_path, capsys):
     arguments = ["report", str(tmp_path / "lra"), str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     assert main(arguments) == 2
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+MAPS = maps(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "not JSON", "[]", "{}", "[" * 100_000,
+        *(json.dumps({name: value for name, value in MAPS.items() if name != left_out}) for left_out in MAPS),
+        *(json.dumps(MAPS | {name: wrong}) for name in MAPS for wrong in (None, -1, 3, "x", [1, {}], {"x": 1}, True)),
+    ],
+    ids=lambda content: content[:20],
+)  # fmt: skip
+def test_weights_that_are_none_are_refused(content, tmp_path):
+    run = write_attention_map(tmp_path / "run")
+    (run / "maps.json").write_text(content)
+    with pytest.raises(ValueError, match="maps.json: holds no attention weights") as error:
+        read_runs([run])
+    assert "\n" not in str(error.value)

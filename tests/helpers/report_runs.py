@@ -1,5 +1,8 @@
 """Runs of every kind that the report knows, made of records alone."""
 
+import base64
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -56,13 +59,26 @@ def write_finetuning(folder: Path, attention: str = "nystrom-64", seed: int = 1)
     return folder
 
 
-def write_attention_map(folder: Path, picture: str = "layer-0.png") -> Path:
+def maps(words: list[str]) -> dict[str, object]:
+    """Weights of two layers and two heads: each token attends to itself in the first head, to the first in others."""
+    n = len(words)
+    own = bytes(255 * (query == key) for query in range(n) for key in range(n))
+    first = bytes(255 * (key == 0) for _ in range(n) for key in range(n))
+    levels = base64.b64encode((own + first) * 4).decode()
+    return {"words": words, "layers": [0, 5], "heads": 2, "names": ["exact", "nystrom, m = 64"], "levels": levels}
+
+
+def write_attention_map(
+    folder: Path, picture: str = "layer-0.png", words: Sequence[str] = ("the", "cat", "sat")
+) -> Path:
     config = {"model": "models/MiniLM", "text": "article.txt", "landmarks": [64]}
     recorder = Recorder(folder, job="attention-map", config=config, seed=0)
     for layer, head, value in ((0, 0, 0.2), (0, 1, 0.4), (1, 0, 0.5)):
         recorder.record("matrix_error", value, attention="nystrom", num_landmarks=64, layer=layer, head=head)
     recorder.record("picture", picture, caption="Layer 0, exact attention and nystrom")
     Image.new("RGB", (1200, 300), "purple").save(folder / picture)
+    recorder.record("maps", "maps.json", caption="Weights of the first tokens")
+    (folder / "maps.json").write_text(json.dumps(maps(list(words))), encoding="utf-8")
     return folder
 
 

@@ -165,3 +165,21 @@ def test_it_prints_in_black_on_white_whatever_the_screen(whole, browser):
         assert ground > 0.9
         assert text < 0.2
         assert seen.page.locator("nav").is_hidden()
+
+
+def test_layer_head_and_token_of_a_map_are_chosen(whole, browser):
+    with visit(browser, whole) as seen:
+        explorer = seen.page.locator(".explorer")
+        weights = lambda: (
+            explorer.locator(".rows p").first.locator("span").evaluate_all("all => all.map(one => one.title)")
+        )
+        assert explorer.locator(".rows b").all_inner_texts() == ["exact", "nystrom, m = 64"]
+        assert weights() == ["the: 100.0 %", "cat: 0.0 %", "sat: 0.0 %"]
+        explorer.locator("select[name=token]").select_option("2")
+        assert weights() == ["the: 0.0 %", "cat: 0.0 %", "sat: 100.0 %"]
+        explorer.locator("select[name=head]").select_option("1")
+        assert weights() == ["the: 100.0 %", "cat: 0.0 %", "sat: 0.0 %"]
+        explorer.locator("select[name=head]").select_option("0")
+        explorer.locator("select[name=layer]").select_option("1")
+        explorer.locator(".rows span").nth(1).click()
+        assert weights() == ["the: 0.0 %", "cat: 100.0 %", "sat: 0.0 %"]

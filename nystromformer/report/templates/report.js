@@ -35,3 +35,34 @@ for (const chart of document.querySelectorAll(".plot svg")) {
   });
   chart.addEventListener("pointerleave", () => show(null, chart));
 }
+
+// Attention of real heads: weights of one token over all words, exact and approximated, below one another.
+for (const explorer of document.querySelectorAll(".explorer")) {
+  const { words, layers, names, heads, levels } = JSON.parse(explorer.dataset.maps);
+  const bytes = Uint8Array.from(atob(levels), letter => letter.charCodeAt(0)), n = words.length;
+  const rows = explorer.querySelector(".rows"), choice = name => explorer.querySelector(`select[name=${name}]`);
+  const choices = { layer: layers, head: [...Array(heads).keys()], token: words.map((word, i) => `${i}: ${word}`) };
+  for (const [name, texts] of Object.entries(choices))
+    choice(name).append(...texts.map((text, i) => new Option(text, i)));
+  function draw() {
+    const [layer, head, token] = ["layer", "head", "token"].map(name => Number(choice(name).value));
+    rows.replaceChildren(...names.map((name, place) => {
+      const row = document.createElement("p"), label = document.createElement("b");
+      label.textContent = name;
+      row.append(label);
+      const start = (((layer * names.length + place) * heads + head) * n + token) * n;
+      words.forEach((word, key) => {
+        const root = bytes[start + key] / 255, shown = document.createElement("span");
+        shown.textContent = word;
+        shown.title = `${word}: ${(100 * root * root).toFixed(1)} %`;
+        shown.style.setProperty("--weight", `${Math.round(100 * root)}%`);
+        if (key === token) shown.className = "chosen";
+        shown.addEventListener("click", () => { choice("token").value = key; draw(); });
+        row.append(shown);
+      });
+      return row;
+    }));
+  }
+  explorer.addEventListener("change", draw);
+  if (n > 0 && names.length > 0 && layers.length > 0) { draw(); explorer.hidden = false; }
+}
