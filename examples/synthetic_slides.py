@@ -83,12 +83,12 @@ def clusters(rng: np.random.Generator, cells: np.ndarray) -> np.ndarray:
 
 
 def pad(slides: list[Slide]) -> tuple[Tensor, Tensor, Tensor]:
-    """Features (b, n, f), cells (b, n, 2) and mask (b, n) of some slides, True for real tiles."""
+    """Features (b, n, f), mask (b, n), True for real tiles, and cells (b, n, 2) of some slides."""
     lengths = torch.tensor([len(slide.features) for slide in slides])
     return (
         nn.utils.rnn.pad_sequence([slide.features for slide in slides], batch_first=True),
-        nn.utils.rnn.pad_sequence([slide.cells for slide in slides], batch_first=True),
         torch.arange(int(lengths.max())) < lengths[:, None],
+        nn.utils.rnn.pad_sequence([slide.cells for slide in slides], batch_first=True),
     )
 
 

@@ -2,10 +2,9 @@
 
     python examples/transmil.py --out runs/transmil
 
-TransMIL (Shao et al., 2021) classifies a slide from its bag of tiles: a CLS token, two Nyström attention layers, and
-between them convolutions over the grid that the tiles were cut from. Which tiles decided is read off the CLS token's
-row of attention weights, in O(n·m): the n×n matrices of 50,000 tiles and 4 heads would take 40 GB. The slides are
-synthetic (`synthetic_slides.py`), so that the tiles which ought to light up are known.
+The model is `nystromformer.models.mil.TransMIL`. Which tiles decided is read off the CLS token's row of attention
+weights, in O(n·m): the n×n matrices of 50,000 tiles and 4 heads would take 40 GB. The slides are synthetic
+(`synthetic_slides.py`), so that the tiles which ought to light up are known.
 """
 
 import argparse
@@ -22,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 from synthetic_slides import FEATURES, Slide, draw_map, draw_slide, pad
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from nystromformer import NystromAttention, nystrom_attention_weights
 from nystromformer.checks import check_at_least
+from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, new_job_folder, write_config
 
 TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them
@@ -69,83 +68,29 @@ class Options:
         return draw_slide(self.seed, part, index, (fewest, most), self.shift)
 
 
-class GridConvolution(nn.Module):
-    """TransMIL's position encoding (PPEG): adds depthwise convolutions over the tiles' grid, 7, 5 and 3 wide.
+def new_model() -> TransMIL:
+    """A small TransMIL with one logit.
 
-    TransMIL folds the sequence into a square; slides come with their tiles' cells, so each goes to its true place.
+    It leaves out the attention's convolution along the sequence: the tiles' neighborhood is that of the grid, and a
+    signal carried 16 tiles along its row would blur the map.
     """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for size in (7, 5, 3)
-        )
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)  # starts as the identity, so that no tile is blurred before there is a reason to
-
-    def forward(self, tokens: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
-        height, width = (int(size) + 1 for size in cells.amax(dim=(0, 1)))
-        place = (cells[..., 0] * width + cells[..., 1])[..., None].expand_as(tokens)
-        real = tokens.masked_fill(~mask[..., None], 0)  # padding says cell (0, 0): it must add nothing there
-        grid = tokens.new_zeros(len(tokens), height * width, tokens.shape[2]).scatter_add(1, place, real)
-        # The sum of three convolutions is one with the sum of their kernels, at a third of the time.
-        kernel = sum(functional.pad(conv.weight, [3 - conv.padding[0]] * 4) for conv in self.convolutions)
-        bias = sum(conv.bias for conv in self.convolutions)
-        image = grid.unflatten(1, (height, width)).permute(0, 3, 1, 2)  # (b d h w), channels last in memory
-        image = functional.conv2d(image, kernel, bias, padding=3, groups=len(kernel))
-        return tokens + image.permute(0, 2, 3, 1).flatten(1, 2).gather(1, place)
+    model = TransMIL(FEATURES, 1, dim=64, heads=4, num_landmarks=32, conv_kernel_size=None, dropout=0.0)
+    nn.init.normal_(model.cls_token, std=0.02)
+    for parameter in model.pos_layer.parameters():
+        nn.init.zeros_(parameter)  # starts as the identity, so that no tile is blurred before there is a reason to
+    return model
 
 
-class TransMIL(nn.Module):
-    """Logits (b,) of bags of tiles: features (b, n, f), cells (b, n, 2) and mask (b, n), True for real tiles.
-
-    The attention layers leave out their skip convolution along the sequence: the tiles' neighbourhood is that of the
-    grid, and a signal carried 16 tiles along its row would blur the map.
-    """
-
-    def __init__(self, features: int = FEATURES, dim: int = 64, num_heads: int = 4, num_landmarks: int = 32) -> None:
-        super().__init__()
-        self.embed = nn.Sequential(nn.Linear(features, dim), nn.ReLU())
-        self.cls = nn.Parameter(0.02 * torch.randn(dim))
-        attention = {"num_heads": num_heads, "num_landmarks": num_landmarks, "conv_kernel_size": None}
-        self.first_norm, self.first = nn.LayerNorm(dim), NystromAttention(dim, **attention)
-        self.grid = GridConvolution(dim)
-        self.last_norm, self.last = nn.LayerNorm(dim), NystromAttention(dim, **attention)
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 1)
-
-    def forward(self, features: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
-        tokens, mask = self.tokens(features, cells, mask)
-        tokens = tokens + self.last(self.last_norm(tokens), mask=mask)
-        return self.head(self.norm(tokens[:, 0]))[:, 0]
-
-    def tokens(self, features: Tensor, cells: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last attention layer reads: tokens (b, 1 + n, dim), CLS first, and their mask."""
-        cls = self.cls.expand(len(features), 1, -1)
-        tokens, token_mask = torch.cat([cls, self.embed(features)], dim=1), functional.pad(mask, (1, 0), value=True)
-        tokens = tokens + self.first(self.first_norm(tokens), mask=token_mask)
-        return torch.cat([tokens[:, :1], self.grid(tokens[:, 1:], cells, mask)], dim=1), token_mask
-
-    @torch.no_grad()
-    def attention_map(self, features: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
-        """How much the CLS token takes from each tile in the last layer, mean over heads: (b, n), in O(n·m).
-
-        These are the weights that the model's output was made with. They sum to about 1 with the CLS token's own, and
-        being approximated they can be slightly negative: compare and rank them, rather than take their logarithm.
-        """
-        tokens, mask = self.tokens(features, cells, mask)
-        tokens, layer = self.last_norm(tokens), self.last
-        query, key = (
-            projection(tokens).unflatten(2, (layer.num_heads, layer.head_dim)).transpose(1, 2)  # (b h n d)
-            for projection in (layer.query, layer.key)
-        )
-        rows = nystrom_attention_weights(query, key, [0], mask, num_landmarks=layer.options.num_landmarks)
-        return rows[:, :, 0, 1:].mean(dim=1)
+def tile_weights(model: TransMIL, slide: Slide) -> np.ndarray:
+    """How much the class token takes from each tile, mean over heads: (n,). Raw, since ranks are measured."""
+    with torch.no_grad():
+        return model.attention_rows(*pad([slide])).mean(dim=1)[0].numpy()
 
 
 def train(options: Options, recorder: Recorder, bar: Progress) -> TransMIL:
     """A model trained on slides that are drawn as they are needed."""
     torch.manual_seed(options.seed)
-    model, steps = TransMIL(), math.ceil(options.bags / options.batch)
+    model, steps = new_model(), math.ceil(options.bags / options.batch)
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, options.learning_rate, total_steps=steps + 1, pct_start=0.2
@@ -153,7 +98,7 @@ def train(options: Options, recorder: Recorder, bar: Progress) -> TransMIL:
     task, started, tenth, losses = bar.add_task("training", total=steps), time.monotonic(), max(steps // 10, 1), []
     for step, slides in enumerate(training_batches(options), start=1):
         labels = torch.tensor([float(slide.positive) for slide in slides])
-        loss = functional.binary_cross_entropy_with_logits(model(*pad(slides)), labels)
+        loss = functional.binary_cross_entropy_with_logits(model(*pad(slides))[:, 0], labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -190,7 +135,7 @@ def evaluate(model: TransMIL, slides: Iterable[Slide]) -> dict[str, float]:
             logits.append(model(*pad([slide])).item())
         labels.append(slide.positive)
         if slide.positive:
-            weights = model.attention_map(*pad([slide]))[0].numpy()
+            weights = tile_weights(model, slide)
             tile_auc.append(roc_auc_score(slide.planted, weights))
             tile_precision.append(slide.planted[np.argsort(-weights)[: slide.planted.sum()]].mean())
     found = {
@@ -229,7 +174,7 @@ def run(options: Options, out: Path) -> None:
 
     slide = options.slide(PICTURE, 0)
     started = time.monotonic()
-    weights = model.attention_map(*pad([slide]))[0].numpy()
+    weights = tile_weights(model, slide)
     recorder.record("map_time", time.monotonic() - started, unit="s", tiles=options.tiles)
     print(f"map of {options.tiles:,} tiles in {time.monotonic() - started:.2f} s: {out / 'map.png'}")
     draw_map(slide, weights, out / "map.png")

@@ -222,10 +222,10 @@ class PackageAttention(nn.Module):
     def _weights(self, query: Tensor, key: Tensor, mask: Tensor | None, rows: bool | Sequence[int] | Tensor) -> Tensor:
         """Rows of tokens among tokens, (b, h, r, n); all rows, where `rows` is True."""
         length = query.shape[2]
-        if not self.legacy:
-            asked = range(length) if isinstance(rows, bool) else rows
-            return nystrom_attention_weights(query, key, asked, mask, **self._options())
         asked = None if isinstance(rows, bool) else rows
+        if not self.legacy:
+            each = range(length) if asked is None else asked
+            return nystrom_attention_weights(query, key, each, mask, **self._options())
         F, Z, B = package_factors(query, key, mask, rows=asked, **self._options())
         weights = F @ Z @ B
         return weights if asked is None else weights[..., self._padding(length) :]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, read_records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import synthetic_slides
 import transmil
 from synthetic_slides import draw_slide, pad
 
@@ -18,24 +18,13 @@ SMOKE = transmil.Options(bags=4, batch=2, held_out=2, large=2, training_tiles=50
 
 
 @pytest.fixture
-def model() -> transmil.TransMIL:
-    """In float64, with a grid convolution that does something, as after training."""
+def model() -> TransMIL:
+    """With a grid convolution that does something, as after training."""
     torch.manual_seed(0)
-    model = transmil.TransMIL().double().eval()
-    for parameter in model.grid.parameters():
+    model = transmil.new_model().eval()
+    for parameter in model.pos_layer.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return model
-
-
-@pytest.fixture
-def bags() -> list[synthetic_slides.Slide]:
-    """Slides of different lengths, one of them with fewer tiles than landmarks."""
-    sizes = (700, 30, 450)
-    return [draw_slide(0, 0, index, (size, size), shift=6.0) for index, size in enumerate(sizes)]
-
-
-def in_float64(features: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return features.double(), *others
 
 
 def test_slides_are_what_they_promise():
@@ -49,49 +38,24 @@ def test_slides_are_what_they_promise():
     assert float((planted - others).norm()) == pytest.approx(6.0, abs=1.5)
 
 
-def test_a_bag_gives_the_same_alone_and_padded_in_a_batch(model, bags):
-    features, cells, mask = in_float64(*pad(bags))
-    features = features.masked_fill(~mask[..., None], torch.nan)
-    with torch.no_grad():
-        together, maps = model(features, cells, mask), model.attention_map(features, cells, mask)
-        alone = torch.cat([model(*in_float64(*pad([bag]))) for bag in bags])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
-    for bag, row in zip(bags, maps, strict=True):
-        expected = model.attention_map(*in_float64(*pad([bag])))[0]
-        torch.testing.assert_close(row[: len(expected)], expected, rtol=0, atol=1e-9)
-        assert (row[len(expected) :] == 0).all()
-
-
-def test_the_grid_convolution_is_the_sum_of_its_three_on_the_grid(model, bags):
-    tokens = torch.randn(1, len(bags[0].cells), 64, dtype=torch.float64)
-    cells, rows, columns = bags[0].cells[None], *bags[0].cells.T
-    grid = torch.zeros(1, 64, 60, 60, dtype=torch.float64)
-    grid[0, :, rows, columns] = tokens[0].T
-    expected = tokens[0] + sum(conv(grid) for conv in model.grid.convolutions)[0, :, rows, columns].T
-    found = model.grid(tokens, cells, torch.ones(1, len(rows), dtype=torch.bool))
-    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-9)
-
-
-def test_the_map_of_a_small_bag_is_the_softmax_row_of_the_cls_token(model, bags):
-    batch = in_float64(*pad([bags[1]]))
-    tokens = model.last_norm(model.tokens(*batch)[0])[0]
-    query, key = (
-        project(tokens).unflatten(1, (4, 16)).transpose(0, 1) for project in (model.last.query, model.last.key)
-    )
-    expected = torch.softmax(query[:, :1] @ key.mT / 4, dim=-1)[:, 0, 1:].mean(0)
-    torch.testing.assert_close(model.attention_map(*batch)[0], expected, rtol=0, atol=1e-9)
+def test_padding_says_which_tiles_are_real():
+    slides = [draw_slide(0, 0, index, (size, size), shift=6.0) for index, size in enumerate((700, 450))]
+    features, mask, cells = pad(slides)
+    assert mask.sum(dim=1).tolist() == [700, 450]
+    assert torch.equal(features[1, mask[1]], slides[1].features)
+    assert torch.equal(cells[1, mask[1]], slides[1].cells)
 
 
 def test_the_map_has_one_weight_a_tile_of_a_large_slide(model):
     slide = draw_slide(0, 0, 0, (50_000, 50_000), shift=6.0)
-    weights = model.float().attention_map(*pad([slide]))
-    assert weights.shape == (1, 50_000)
+    weights = transmil.tile_weights(model, slide)
+    assert weights.shape == (50_000,)
     assert float(weights.sum()) == pytest.approx(1, abs=0.01)
 
 
 def test_a_run_leaves_model_records_and_picture(tmp_path):
     transmil.run(SMOKE, tmp_path)
-    transmil.TransMIL().load_state_dict(load_file(tmp_path / "model.safetensors"))
+    transmil.new_model().load_state_dict(load_file(tmp_path / "model.safetensors"))
     metrics = {record["metric"] for record in read_records(tmp_path)}
     assert metrics >= {"training_loss", "training_time", "accuracy", "auc", "tile_auc", "tile_precision", "map_time"}
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
@@ -101,7 +65,7 @@ def test_training_is_determined_by_the_seed(tmp_path):
     def trained(seed: int) -> torch.Tensor:
         with transmil.progress_bar() as bar:
             recorder = Recorder(tmp_path, job="transmil", config={})
-            return transmil.train(replace(SMOKE, seed=seed), recorder, bar).head.weight
+            return transmil.train(replace(SMOKE, seed=seed), recorder, bar)._fc2.weight
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
@@ -133,5 +97,5 @@ def test_a_short_training_finds_the_planted_tiles(tmp_path):
     assert found["tile_auc"] >= 0.99
     assert found["tile_precision"] >= 0.8
     large = options.slide(transmil.PICTURE, 0)
-    weights = model.attention_map(*pad([large]))[0].numpy()
+    weights = transmil.tile_weights(model, large)
     assert large.planted[np.argsort(-weights)[:50]].mean() >= 0.9

@@ -1,0 +1,333 @@
+"""TransMIL: slides classified from bags of tens of thousands of tiles, and the map of which tiles decided.
+
+TransMIL (Shao et al., 2021) has a class token, two Nyström attention layers over all tiles, and between them
+convolutions over the grid that the tiles were cut from. Here bags of different sizes share a batch by a mask, tiles go
+to their true places where coordinates are given, and the class token's row of attention weights is made in O(n·m).
+Parameters have the published names, so that weights go both ways; `TransMIL.from_published` predicts as they did.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nystromformer.attention.common import all_valid, check_floating, check_mask, shape_of
+from nystromformer.attention.nystrom_package import PackageAttention
+from nystromformer.checks import check_at_least
+
+MOST_CELLS = 2**20
+"""Cells of the grid around a bag: 1,024 × 1,024 tiles are more than any slide has, pixels would be millions."""
+
+
+class TransMIL(nn.Module):
+    """Logits (b, classes) of bags of tiles, given as features (b, n, features).
+
+    Args:
+        features: width of a tile's features.
+        classes: number of logits.
+        dim, heads, head_dim: width of the tokens, heads of an attention layer, and their width: dim / heads by default.
+        num_landmarks: m; dim / 2 by default, as published.
+        pinv_iterations: steps of the pseudoinverse.
+        conv_kernel_size: of the attention's convolution along the sequence; None leaves it out, for a sharper map.
+        dropout: on the output of attention.
+        legacy: compute exactly what the published model computes from these weights: the first tiles are repeated
+            until their number is a square, and attention pads as the `nystrom-attention` package does.
+
+    >>> model = TransMIL(features=16, classes=2, dim=32, heads=4).eval()
+    >>> bags = torch.randn(2, 300, 16)
+    >>> mask = torch.arange(300) < torch.tensor([[300], [120]])
+    >>> model(bags, mask).shape
+    torch.Size([2, 2])
+    >>> model.attention_map(bags, mask).shape
+    torch.Size([2, 300])
+    """
+
+    def __init__(
+        self,
+        features: int = 1024,
+        classes: int = 2,
+        *,
+        dim: int = 512,
+        heads: int = 8,
+        head_dim: int | None = None,
+        num_landmarks: int | None = None,
+        pinv_iterations: int = 6,
+        conv_kernel_size: int | None = 33,
+        dropout: float = 0.1,
+        legacy: bool = False,
+    ) -> None:
+        super().__init__()
+        check_at_least("features", features, 1)
+        check_at_least("classes", classes, 1)
+        check_at_least("dim", dim, 1)
+        check_at_least("heads", heads, 1)
+        if head_dim is None:
+            if dim % heads:
+                raise ValueError(f"dim={dim} is not divisible by heads={heads}: change one, or give head_dim.")
+            head_dim = dim // heads
+        attention: dict[str, Any] = {
+            "dim_head": head_dim,
+            "heads": heads,
+            "num_landmarks": max(dim // 2, 1) if num_landmarks is None else num_landmarks,
+            "pinv_iterations": pinv_iterations,
+            "residual": conv_kernel_size is not None,
+            "dropout": dropout,
+            "legacy": legacy,
+        }
+        if conv_kernel_size is not None:
+            attention["residual_conv_kernel"] = conv_kernel_size
+        self.features, self.classes, self.legacy = features, classes, legacy
+        self._fc1 = nn.Sequential(nn.Linear(features, dim), nn.ReLU())
+        self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.layer1 = AttentionLayer(dim, attention)
+        self.pos_layer = GridConvolution(dim)
+        self.layer2 = AttentionLayer(dim, attention)
+        self.norm = nn.LayerNorm(dim)
+        self._fc2 = nn.Linear(dim, classes)
+
+    @classmethod
+    def from_published(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        *,
+        num_landmarks: int | None = None,
+        pinv_iterations: int = 6,
+        dropout: float = 0.1,
+        legacy: bool = True,
+    ) -> Self:
+        """A model with published TransMIL weights. Sizes are read from them; landmarks can't be, dim / 2 is published.
+
+        A prefix that all names have, such as Lightning's `model.`, is left out. With `legacy=False` the weights run
+        under this model's own contract, with masks and coordinates; logits then differ from where they were trained.
+
+        >>> published = TransMIL(features=16, classes=3, dim=32, heads=4).state_dict()
+        >>> TransMIL.from_published({f"model.{name}": weight for name, weight in published.items()}).classes
+        3
+        """
+        weights = _without_prefix(state_dict)
+        dim, kernel = weights["cls_token"].shape[-1], weights.get("layer1.attn.res_conv.weight")
+        if kernel is None:
+            raise ValueError(
+                "state_dict has no layer1.attn.res_conv.weight, which tells the heads: build TransMIL(..., "
+                "conv_kernel_size=None, legacy=True) with the sizes it was trained with, and load_state_dict()."
+            )
+        heads = kernel.shape[0]
+        model = cls(
+            weights["_fc1.0.weight"].shape[1],
+            weights["_fc2.weight"].shape[0],
+            dim=dim,
+            heads=heads,
+            head_dim=weights["layer1.attn.to_qkv.weight"].shape[0] // (3 * heads),
+            num_landmarks=num_landmarks,
+            pinv_iterations=pinv_iterations,
+            conv_kernel_size=kernel.shape[2],
+            dropout=dropout,
+            legacy=legacy,
+        )
+        model.to(weights["cls_token"].dtype).load_state_dict(weights)
+        return model.eval()
+
+    def forward(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
+        """Logits (b, classes).
+
+        Args:
+            features: (b, n, features), of any n.
+            mask: (b, n), True for real tiles. A bag gives the same alone as padded; what padding holds is ignored.
+            coordinates: (b, n, 2), whole numbers: row and column of each tile in the grid, from any origin. Without
+                them tiles fill a square row by row, as published.
+
+        With `legacy` a mask makes each bag run alone, as it did where the weights were trained.
+        """
+        return self._fc2(self.norm(self._attended(features, mask, coordinates)[0]))
+
+    def attention_rows(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
+        """How much each head of the last layer takes from each tile for the class token: (b, heads, n), in O(n·m).
+
+        These are the weights that the output was made with. With the class token's own they sum to about 1, and being
+        approximated they can be slightly negative: rank them, rather than take their logarithm. Tiles that `legacy`
+        repeats count with their repetition. 0 for padding.
+        """
+        rows = self._attended(features, mask, coordinates, rows=True)[1]
+        assert rows is not None
+        return rows
+
+    def attention_map(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
+        """The mean of `attention_rows` over heads, from 0 for the least to 1 for the most of each bag: (b, n)."""
+        return normalized_map(self.attention_rows(features, mask, coordinates), mask)
+
+    def _attended(
+        self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None, rows: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The class token (b, dim) after the last layer and, when asked for, its rows (b, heads, n)."""
+        self._check_input(features, mask, coordinates)
+        if not self.legacy:
+            return self._attend_by_contract(features, mask, coordinates, rows)
+        if mask is None:
+            return self._attend_as_published(features, rows)
+        tokens, maps = [], []
+        for bag, real in zip(features, mask, strict=True):
+            token, weights = self._attend_as_published(bag[real][None], rows)
+            tokens.append(token)
+            if weights is not None:
+                at_their_places = weights.new_zeros(*weights.shape[:2], len(real))
+                maps.append(at_their_places.masked_scatter(real, weights))
+        return torch.cat(tokens), torch.cat(maps) if rows else None
+
+    def _attend_by_contract(
+        self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None, rows: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        real = all_valid(features) if mask is None else mask
+        features = features.masked_fill(~real[..., None], 0)
+        cells = square_cells(real) if coordinates is None else checked_cells(coordinates, real)
+        tokens = torch.cat([self.cls_token.expand(len(features), -1, -1), self._fc1(features)], dim=1)
+        token_mask = None if mask is None else functional.pad(mask, (1, 0), value=True)
+        tokens = self.layer1(tokens, token_mask)
+        tiles = self.pos_layer(tokens[:, 1:], cells, real)
+        return self._last_layer(torch.cat([tokens[:, :1], tiles], dim=1), token_mask, rows)
+
+    def _attend_as_published(self, features: Tensor, rows: bool) -> tuple[Tensor, Tensor | None]:
+        tiles, count = self._fc1(features), features.shape[1]
+        side = math.ceil(math.sqrt(count))
+        tiles = torch.cat([tiles, tiles[:, : side**2 - count]], dim=1)
+        real = all_valid(tiles)
+        tokens = self.layer1(torch.cat([self.cls_token.expand(len(tiles), -1, -1), tiles], dim=1), None)
+        tiles = self.pos_layer(tokens[:, 1:], square_cells(real), real)
+        token, weights = self._last_layer(torch.cat([tokens[:, :1], tiles], dim=1), None, rows)
+        if weights is not None:
+            repeated = functional.pad(weights[..., count:], (0, 2 * count - side**2))
+            weights = weights[..., :count] + repeated
+        return token, weights
+
+    def _last_layer(self, tokens: Tensor, mask: Tensor | None, rows: bool) -> tuple[Tensor, Tensor | None]:
+        if not rows:
+            return self.layer2(tokens, mask)[:, 0], None
+        out, weights = self.layer2.attn(self.layer2.norm(tokens), mask, return_attn=[0])
+        return tokens[:, 0] + out[:, 0], weights[:, :, 0, 1:]
+
+    def _check_input(self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None) -> None:
+        check_floating("features", features)
+        if features.dim() != 3 or features.shape[1] < 1 or features.shape[2] != self.features:
+            raise ValueError(
+                f"features have shape {shape_of(features)}: must be (bags, tiles, {self.features}) with at least one "
+                f"tile; add a dimension to a single bag with bag[None]."
+            )
+        check_mask("mask", mask, features)
+        if mask is not None and not bool(mask.any(dim=1).all()):
+            bag = int(mask.any(dim=1).logical_not().nonzero()[0])
+            raise ValueError(f"mask leaves bag {bag} without a tile: every bag must have one; leave it out.")
+        if coordinates is not None and self.legacy:
+            raise ValueError(
+                "coordinates were given with legacy=True: the published model folds the sequence into a square; leave "
+                "them out, or use legacy=False."
+            )
+
+
+class AttentionLayer(nn.Module):
+    """Pre-norm attention with its residual connection."""
+
+    def __init__(self, dim: int, attention: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(dim), PackageAttention(dim, **attention)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        return tokens + self.attn(self.norm(tokens), mask)
+
+
+class GridConvolution(nn.Module):
+    """TransMIL's position encoding (PPEG): adds depthwise convolutions over the tiles' grid, 7, 5 and 3 wide."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj, self.proj1, self.proj2 = (
+            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for size in (7, 5, 3)
+        )
+
+    def forward(self, tiles: Tensor, cells: Tensor, real: Tensor) -> Tensor:
+        """`tiles` (b, n, dim) with what the convolutions give at `cells` (b, n, 2); tiles of one cell are added."""
+        height, width = (int(size) + 1 for size in cells.amax(dim=(0, 1)))
+        place = (cells[..., 0] * width + cells[..., 1])[..., None].expand_as(tiles)
+        present = tiles.masked_fill(~real[..., None], 0)  # padding says cell (0, 0): it must add nothing there
+        grid = tiles.new_zeros(len(tiles), height * width, tiles.shape[2]).scatter_add(1, place, present)
+        # The sum of three convolutions is one with the sum of their kernels, at a third of the time.
+        kernel = (
+            self.proj.weight + functional.pad(self.proj1.weight, [1] * 4) + functional.pad(self.proj2.weight, [2] * 4)
+        )
+        bias = _bias(self.proj) + _bias(self.proj1) + _bias(self.proj2)
+        image = grid.unflatten(1, (height, width)).permute(0, 3, 1, 2)  # (b d h w), channels last in memory
+        image = functional.conv2d(image, kernel, bias, padding=3, groups=len(kernel))
+        return tiles + image.permute(0, 2, 3, 1).flatten(1, 2).gather(1, place)
+
+
+def normalized_map(rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`rows` (b, heads, n) as one map for the eye: the mean over heads, from 0 to 1 within each bag; (b, n).
+
+    The order of tiles stays. Where all tiles weigh the same, all are 0, and so is padding.
+
+    >>> normalized_map(torch.tensor([[[0.1, 0.3, 0.2], [0.3, 0.3, 0.3]]]))
+    tensor([[0.0000, 1.0000, 0.5000]])
+    """
+    weights = rows.mean(dim=1)
+    real = torch.ones_like(weights, dtype=torch.bool) if mask is None else mask
+    least = weights.masked_fill(~real, torch.inf).amin(dim=1, keepdim=True)
+    most = weights.masked_fill(~real, -torch.inf).amax(dim=1, keepdim=True)
+    spread = (most - least).clamp(min=torch.finfo(weights.dtype).tiny)
+    return ((weights - least) / spread).masked_fill(~real, 0)
+
+
+def square_cells(real: Tensor) -> Tensor:
+    """Row and column (b, n, 2) of each real tile when they fill the smallest square, row by row; 0 for padding.
+
+    >>> square_cells(torch.tensor([[True, False, True, True]]))[0].tolist()
+    [[0, 0], [0, 0], [0, 1], [1, 0]]
+    """
+    counts = real.sum(dim=1, keepdim=True)
+    side = counts.double().sqrt().ceil().long().clamp(min=1)
+    rank = (real.long().cumsum(dim=1) - 1).clamp(min=0)
+    cells = torch.stack([rank.div(side, rounding_mode="floor"), rank % side], dim=2)
+    return cells.masked_fill(~real[..., None], 0)
+
+
+def checked_cells(coordinates: Tensor, real: Tensor) -> Tensor:
+    """`coordinates` (b, n, 2), checked, from 0 for the first row and column of each bag; 0 for padding."""
+    if coordinates.is_floating_point() or coordinates.is_complex() or coordinates.dtype == torch.bool:
+        raise TypeError(
+            f"coordinates have dtype {coordinates.dtype}: must be whole numbers, row and column of each tile; divide "
+            f"pixels by the size of a tile, and convert with .long()."
+        )
+    if coordinates.shape != (*real.shape, 2):
+        raise ValueError(f"coordinates have shape {shape_of(coordinates)}: must be {(*real.shape, 2)}.")
+    cells, padding = coordinates.long(), ~real[..., None]
+    first = cells.masked_fill(padding, torch.iinfo(torch.long).max).amin(dim=1, keepdim=True)
+    cells = (cells - first).masked_fill(padding, 0)
+    height, width = (int(size) + 1 for size in cells.amax(dim=(0, 1)))
+    if height * width > MOST_CELLS:
+        raise ValueError(
+            f"coordinates span {height:,} × {width:,} cells: at most {MOST_CELLS:,}; give row and column of the tile, "
+            f"which are pixels divided by the size of a tile."
+        )
+    return cells
+
+
+def _bias(convolution: nn.Conv2d) -> Tensor:
+    assert convolution.bias is not None
+    return convolution.bias
+
+
+def _without_prefix(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by their published names."""
+    tokens = [name for name in state_dict if name.endswith("cls_token")]
+    if len(tokens) != 1:
+        found = ", ".join(list(state_dict)[:5]) or "nothing"
+        raise ValueError(
+            f"state_dict has {len(tokens)} names that end in cls_token: must have one, beside _fc1, layer1, pos_layer, "
+            f"layer2, norm and _fc2; it has {found} …; give the state_dict of a whole checkpoint."
+        )
+    prefix = tokens[0].removesuffix("cls_token")
+    weights = {name.removeprefix(prefix): each for name, each in state_dict.items() if name.startswith(prefix)}
+    missing = {"_fc1.0.weight", "_fc2.weight", "layer1.attn.to_qkv.weight"} - weights.keys()
+    if missing:
+        raise ValueError(f"state_dict has no {', '.join(sorted(missing))}: must be a whole TransMIL.")
+    return weights
