@@ -272,7 +272,7 @@ def landmark_core(
 ) -> LandmarkCore:
     m = options.num_landmarks
     query_segments = key_segments = segments(query, m, query_mask)
-    if key_mask is not query_mask or key.shape[2] != query.shape[2]:
+    if torch.compiler.is_exporting() or key_mask is not query_mask or key.shape[2] != query.shape[2]:
         key_segments = segments(key, m, key_mask)
     queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
     keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)

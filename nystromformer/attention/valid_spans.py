@@ -25,7 +25,7 @@ def valid_spans(mask: Tensor | None, tokens: Tensor) -> list[tuple[int, int]] | 
     >>> valid_spans(mask, torch.zeros(2, 8, 4096, 64))
     [(0, 1000), (0, 4096)]
     """
-    if mask is None or tokens.shape[1:].numel() < SMALLEST_EXAMPLE or not _is_readable(mask):
+    if mask is None or not _is_readable(mask) or tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
         return None
     length = mask.shape[1]
     place = torch.arange(length)
