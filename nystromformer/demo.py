@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +29,7 @@ from nystromformer.training.lra import RECIPES, Legacy, LraCell, LraRecipe, gene
 from nystromformer.training.run import MODEL
 from nystromformer.training.sweep import run_cell
 
-Record = dict[str, object]
+Record = dict[str, Any]
 
 NAMES = {"standard": "exact", "dense": "exact, n×n matrix", "nystrom-64": "nystrom-64 (ours)"}
 
@@ -100,7 +101,7 @@ def write_maps(out: Path, run: Path, attention: str, splits: Splits, seed: int) 
     by_length = np.argsort(splits.test.lengths, kind="stable")
     middle = max(0, (len(by_length) - EXAMPLES) // 2)
     chosen = by_length[middle : middle + EXAMPLES]
-    inputs = {name: value for name, value in splits.test.batch(chosen).items() if name != "labels"}
+    inputs = {name: value for name, value in splits.test.batch(chosen.tolist()).items() if name != "labels"}
     words = [TOKENS[token - FIRST_TOKEN] for token in inputs["input_ids"][0].tolist() if token != PADDING]
     study = AttentionStudy("nystrom", LANDMARKS)
     study.take([own_calls(model, **inputs)], words, f"ListOps model trained with {attention}")

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 CHECKSUMS = "checksums.json"
 """In a sealed folder: the SHA-256 of each file in it, by its path."""
@@ -175,7 +176,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def read_object(path: Path) -> dict[str, object]:
+def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises `ValueError` that names the file for anything else in it."""
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))

@@ -52,9 +52,17 @@ def share_bar(title: str) -> Iterator[Callable[[float], None]]:
         TextColumn("left"),
         console=Console(stderr=True),
     )
-    with bar:
-        task = bar.add_task(title, total=1.0, visible=False)  # nothing to do is nothing to show
-        yield lambda share: bar.update(task, completed=share, visible=True)
+    task = bar.add_task(title, total=1.0)
+
+    def show(share: float) -> None:
+        bar.start()  # nothing to do is nothing to show
+        bar.update(task, completed=share)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

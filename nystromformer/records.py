@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from nystromformer.files import read_object, sync_folder, write_text
 from nystromformer import __version__
+from nystromformer.files import read_object, sync_folder, write_text
 
 RECORDS = "records.jsonl"
 
@@ -38,11 +38,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine() -> dict[str, object]:
+def machine() -> dict[str, Any]:
     """What the measurement ran on."""
     import torch
 
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "system": platform.system(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -70,7 +70,7 @@ class Recorder:
     [('bench', 'time', 1.5, 'ms')]
     """
 
-    def __init__(self, folder: str | Path, *, job: str, config: dict[str, object], seed: int | None = None) -> None:
+    def __init__(self, folder: str | Path, *, job: str, config: dict[str, Any], seed: int | None = None) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.common = {
@@ -82,7 +82,7 @@ class Recorder:
             "machine": machine(),
         }
 
-    def record(self, metric: str, value: object, **details: object) -> None:
+    def record(self, metric: str, value: object, **details: Any) -> None:
         _append(self.folder / RECORDS, _line({**self.common, "metric": metric, "value": value, **details}))
 
 
@@ -94,7 +94,7 @@ def new_job_folder(folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def read_records(*folders: str | Path) -> Iterator[dict[str, object]]:
+def read_records(*folders: str | Path) -> Iterator[dict[str, Any]]:
     """All records of some jobs' folders. A last line that a kill cut short is left out; other damage is an error."""
     for folder in folders:
         path = Path(folder) / RECORDS
@@ -122,12 +122,12 @@ def drop_records(folder: str | Path, after: int) -> None:
         write_text(path, "".join(_line(record) for record in kept))
 
 
-def results(records: Iterable[dict[str, object]], job: str) -> list[dict[str, object]]:
+def results(records: Iterable[dict[str, Any]], job: str) -> list[dict[str, Any]]:
     """The records that finished runs of a training job ended with."""
     return [record for record in records if record["job"] == job and record["metric"] == RESULTS[job]]
 
 
-def result_in(folder: str | Path) -> dict[str, object] | None:
+def result_in(folder: str | Path) -> dict[str, Any] | None:
     """The record that the run in this folder ended with; None for one that is not finished or not begun."""
     try:
         return next(filter(_is_result, read_records(folder)), None)
@@ -135,11 +135,11 @@ def result_in(folder: str | Path) -> dict[str, object] | None:
         return None
 
 
-def write_config(folder: str | Path, config: dict[str, object]) -> None:
+def write_config(folder: str | Path, config: dict[str, Any]) -> None:
     write_text(Path(folder) / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_config(folder: str | Path) -> dict[str, object] | None:
+def read_config(folder: str | Path) -> dict[str, Any] | None:
     """What `write_config` wrote; None for a folder without."""
     try:
         return read_object(Path(folder) / CONFIG)
@@ -149,12 +149,12 @@ def read_config(folder: str | Path) -> dict[str, object] | None:
         raise ValueError(f"{error} Put it back as it was, or give another --out.") from error
 
 
-def _line(record: dict[str, object]) -> str:
+def _line(record: dict[str, Any]) -> str:
     text = json.dumps(record, ensure_ascii=False) + "\n"
     return text.encode(errors="backslashreplace").decode()  # names of files need not be Unicode, but JSON must
 
 
-def _record(line: bytes) -> dict[str, object] | None:
+def _record(line: bytes) -> dict[str, Any] | None:
     """The record in a line; None where it holds none."""
     try:
         record = json.loads(line.decode("utf-8"))
@@ -164,11 +164,11 @@ def _record(line: bytes) -> dict[str, object] | None:
     return record if named and "value" in record else None
 
 
-def _is_result(record: dict[str, object]) -> bool:
+def _is_result(record: dict[str, Any]) -> bool:
     return record["metric"] == RESULTS.get(record["job"])
 
 
-def _step(record: dict[str, object]) -> float:
+def _step(record: dict[str, Any]) -> float:
     step = record.get("step", 0)
     return step if isinstance(step, (int, float)) else 0
 

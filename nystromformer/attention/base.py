@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.max_length = num_heads, head_dim, max_length
 
     @classmethod
-    def option_defaults(cls) -> dict[str, object]:
+    def option_defaults(cls) -> dict[str, Any]:
         """The keyword options of the constructor, in order, with their defaults."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         """The most tokens for which this is softmax attention without approximation; infinity: any number."""
         return 0
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         """What the operation is given besides tensors and masks, in a call with `query`."""
         return {}
 
@@ -120,7 +120,7 @@ class Attention(nn.Module):
                 f"{name} has shape {shape_of(tensor)}: {type(self).__name__} was built with num_heads={self.num_heads} "
                 f"and head_dim={self.head_dim}, so it must be (batch, {self.num_heads}, length, {self.head_dim})."
             )
-        if self.needs_fixed_length and tensor.shape[2] > self.max_length:
+        if self.needs_fixed_length and self.max_length is not None and tensor.shape[2] > self.max_length:
             raise ValueError(
                 f"length {tensor.shape[2]}: {type(self).__name__} was built with max_length={self.max_length}; "
                 f"shorten the input or build it with a larger max_length."

@@ -100,6 +100,8 @@ class LinformerAttention(Attention):
         super().__init__(num_heads, head_dim, max_length)
         check_at_least("projection_dim", projection_dim, 1, "the paper uses 256")
         self.projection_dim, self.share_heads, self.share_key_value = projection_dim, share_heads, share_key_value
+        assert max_length is not None  # an attention with `needs_fixed_length` has one
+        self.bound = (3 / (max_length + projection_dim)) ** 0.5
         shape = (max_length, projection_dim) if share_heads else (num_heads, max_length, projection_dim)
         self.key_projection = nn.Parameter(torch.empty(shape))
         self.value_projection = None if share_key_value else nn.Parameter(torch.empty(shape))
@@ -107,9 +109,8 @@ class LinformerAttention(Attention):
 
     def reset_parameters(self) -> None:
         # variance 1 / (max_length + k), as the authors released it: projected keys keep the scale of keys
-        bound = (3 / (self.max_length + self.projection_dim)) ** 0.5
         for projection in self.parameters():
-            nn.init.uniform_(projection, -bound, bound)
+            nn.init.uniform_(projection, -self.bound, self.bound)
 
     def arguments(self, query: Tensor) -> dict[str, Any]:
         return {"key_projection": self.key_projection, "value_projection": self.value_projection}

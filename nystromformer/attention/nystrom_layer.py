@@ -1,5 +1,7 @@
 """`NystromAttention`: the operation as a layer on (b, n, dim), with its projections."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -85,7 +87,7 @@ class NystromAttention(nn.Module):
         if context is None:
             if context_mask is not None:
                 raise ValueError("context_mask was given without context: give both, or use mask for x.")
-            source, masks = x, {"mask": mask}
+            source, masks = x, dict[str, Any](mask=mask)
         else:
             self._check_input("context", context)
             check_mask("context_mask", context_mask, context)

@@ -256,8 +256,8 @@ def _attend(
     equal_widths = pad_head_dims(query, key, value)
     blocks = token_blocks(query, mask, options.block_size, least=options.num_heavy)
     s = options.block_size
-    in_blocks, *with_margins = (blocks.arrange(x, margin) for x, margin in zip(equal_widths, (0, s, s), strict=True))
-    out = blocks.restore(_attend_in_blocks(in_blocks, *with_margins, blocks, scale, options))[..., : value.shape[3]]
+    q, k, v = (blocks.arrange(x, margin) for x, margin in zip(equal_widths, (0, s, s), strict=True))
+    out = blocks.restore(_attend_in_blocks(q, k, v, blocks, scale, options))[..., : value.shape[3]]
     if options.exact_below is None:
         return out
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))

@@ -4,6 +4,7 @@ Inside, the sequence comes first, and examples and heads share one axis: (l, c, 
 the memory layout (b, n, h·d) of projections; for any number, blocks, windows and shared landmarks are views of it.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -128,13 +129,21 @@ def find_heavy_keys(
     # A compiled graph has no loop whose length depends on the input's.
     parts = [key] if torch.compiler.is_compiling() else key.split(KEYS_AT_ONCE, dim=1)
     sums = torch.cat([(query @ part.to(wide).mT - shift).exp_().sum(1) for part in parts], dim=1)  # (c l)
-    # Positive floats are ordered as their bits. With the place as further digits no two are equal, so the choice does
-    # not depend on how top-k breaks ties, which changes with the number of candidates.
     place = torch.arange(places, device=key.device)
-    digits = sums.float().view(torch.int32).long() * places - place
     present = blocks.for_heads(blocks.present)
-    chosen = torch.where(present, digits, -places - place).topk(number, dim=1).indices
+    chosen = torch.where(present, _ranked(sums.float(), place), -places - place).topk(number, dim=1).indices
     return HeavyKeys(chosen, present.gather(1, chosen))
+
+
+def _ranked(sums: Tensor, place: Tensor) -> Tensor:
+    """Numbers in the order of `sums` (c, l) >= 0 of which no two are equal: of equal sums the first has the larger one.
+
+    So a choice does not depend on how top-k breaks ties, which changes with the number of candidates.
+    """
+    if torch.compiler.is_exporting():  # ONNX can't read the bits of a number; a wider one has room for the place
+        return sums.double() * (1 - place.double() * 2.0**-50) - place.double() * 2.0**-1000
+    # Positive floats are ordered as their bits, and the place makes further digits.
+    return sums.view(torch.int32).long() * place.shape[0] - place
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,28 @@ def corrected_values(
     gram = A.mT @ A  # (c m m)
     size = ridge * (gram.diagonal(dim1=1, dim2=2).mean(1) + SMALLEST_GRAM)
     identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
-    # The ridge bounds the condition number by m / ridge + 1, so there is a factor. Not checking that avoids waiting
-    # for the device, and an error for a whole batch because one example holds NaN.
-    factor, _ = torch.linalg.cholesky_ex(gram + size[:, None, None] * identity)
-    return far_value + torch.cholesky_solve(A.mT @ R, factor)
+    condition = gram.shape[1] / ridge + 1
+    return far_value + _solved(gram + size[:, None, None] * identity, A.mT @ R, condition)
+
+
+def _solved(matrix: Tensor, right: Tensor, condition: float) -> Tensor:
+    """X of matrix X = right, for symmetric positive definite (c, m, m) of at most this condition number."""
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return _newton_inverse(matrix, condition) @ right  # ONNX has no Cholesky factor
+    # The bound means that there is a factor. Not checking that avoids waiting for the device, and an error for a whole
+    # batch because one example holds NaN.
+    factor, _ = torch.linalg.cholesky_ex(matrix)
+    return torch.cholesky_solve(right, factor)
+
+
+def _newton_inverse(matrix: Tensor, condition: float) -> Tensor:
+    """By Z ← Z (3I − MZ (3I − MZ)) from Z = I / ‖M‖∞, where each step multiplies what is small by 3 and cubes errors.
+
+    ‖M‖∞ is at most √m times the largest eigenvalue.
+    """
+    identity = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    inverse = identity / matrix.abs().sum(2).amax(1)[:, None, None]
+    for _ in range(math.ceil(math.log(condition * matrix.shape[1] ** 0.5, 3)) + 4):
+        product = matrix @ inverse
+        inverse = inverse @ (3 * identity - product @ (3 * identity - product))
+    return inverse

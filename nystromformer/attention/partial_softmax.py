@@ -55,7 +55,9 @@ class _SoftmaxPart(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        return *part_backward(grad, grad_logsumexp, *ctx.saved_tensors, ctx.scale), None, None
+        query, key, value, bias, out, logsumexp = ctx.saved_tensors
+        grads = part_backward(grad, grad_logsumexp, query, key, value, bias, out, logsumexp, ctx.scale)
+        return *grads, None, None
 
 
 def part_forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -159,8 +161,8 @@ class _BlockwisePart(Function):
     def forward(
         query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, block: int | None
     ) -> tuple[Tensor, Tensor]:
-        seen = (_seen_by_blocks(x, query.shape[0], block) for x in (key, value))
-        return part_forward(query, *seen, bias, scale)
+        key, value = (_seen_by_blocks(x, query.shape[0], block) for x in (key, value))
+        return part_forward(query, key, value, bias, scale)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -181,7 +183,8 @@ class _BlockwisePart(Function):
         else:
             pieces = [slice(first, first + BLOCKS_AT_ONCE) for first in range(0, number, BLOCKS_AT_ONCE)]
         for some in pieces:
-            grad_query[some], *others = part_backward(*(x[some] for x in of_blocks), ctx.scale)
+            g, g_lse, q, k, v, b, o, lse = (x[some] for x in of_blocks)
+            grad_query[some], *others = part_backward(g, g_lse, q, k, v, b, o, lse, ctx.scale)
             for total, part in zip((grad_key, grad_value), others, strict=True):
                 _add(part, total, some.start, ctx.block)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None

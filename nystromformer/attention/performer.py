@@ -1,5 +1,7 @@
 """Performer: softmax attention through positive orthogonal random features, FAVOR+ (Choromanski et al., 2021)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -76,8 +78,9 @@ def summarise_keys(
     # without a valid key every c is -inf, and -inf - -inf is not a number
     common = torch.stack(largest).amax(dim=0).clamp(min=torch.finfo(key.dtype).min)
     shares = [(c - common).exp() for c in largest]
-    context = sum(x * share for x, share in zip(contexts, shares, strict=True))
-    weight = sum(x * share for x, share in zip(weights, shares, strict=True))
+    context, weight = contexts[0] * shares[0], weights[0] * shares[0]
+    for more, further, share in zip(contexts[1:], weights[1:], shares[1:], strict=True):
+        context, weight = context + more * share, weight + further * share
     # epsilon is added to products instead of to features, which spares tensors of n m elements
     count = key.shape[2] if mask is None else mask.sum(dim=1).to(key.dtype).view(-1, 1, 1, 1)
     return context + epsilon * value.sum(dim=2, keepdim=True), weight + epsilon * count
@@ -152,7 +155,7 @@ class PerformerAttention(Attention):
         new = draw_projection(self.num_features, self.head_dim, device=self.projection.device)
         return {"projection": new.to(self.projection.dtype)}
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         if self.redraw and self.training:
             # a new tensor rather than new content: an earlier forward may still need the old one for its backward
             self.projection = self.new_buffers()["projection"]

@@ -123,12 +123,12 @@ class _IterativePinv(Function):
         ctx.save_for_backward(A, *output[1:])
 
     @staticmethod
-    def backward(ctx, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, None, None]:
         if grad is None:
             return None, None, None
         A, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            _, *kept = _iterate(A, ctx.iterations, ctx.together)
+            kept = list(_iterate(A, ctx.iterations, ctx.together))[1:]
         return _pinv_gradient(grad, A, ctx.together, *kept), None, None
 
     @staticmethod

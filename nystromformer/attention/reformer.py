@@ -1,5 +1,7 @@
 """Reformer: tokens sorted by a hash of their query attend to their neighbours in that order (Kitaev et al., 2020)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -116,7 +118,8 @@ def attend_in_chunks(
     normaliser = before.sum(dim=-1, keepdim=True) + own.sum(dim=-1, keepdim=True)
     place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     inverse = torch.empty_like(order).scatter_(-1, order, place)
-    return tuple(take_rows(x.flatten(2, 3), inverse) for x in (numerator, normaliser, largest))
+    numerator, normaliser, largest = (take_rows(x.flatten(2, 3), inverse) for x in (numerator, normaliser, largest))
+    return numerator, normaliser, largest
 
 
 def reformer_attention(
@@ -193,7 +196,7 @@ class ReformerAttention(Attention):
         check_at_least("bucket_size", bucket_size, 1, "64 is usual")
         self.num_hashes, self.bucket_size = num_hashes, bucket_size
 
-    def arguments(self, query: Tensor) -> dict[str, object]:
+    def arguments(self, query: Tensor) -> dict[str, Any]:
         shape = (self.num_hashes, self.num_heads, self.head_dim, NUM_DIRECTIONS)
         return {"rotations": torch.randn(shape, device=query.device), "bucket_size": self.bucket_size}
 

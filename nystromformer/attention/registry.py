@@ -1,6 +1,7 @@
 """`build_attention`: every attention by the name that the paper's tables use."""
 
 import re
+from typing import Any
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.linear import LinearAttention
@@ -28,6 +29,10 @@ ATTENTIONS: dict[str, type[Attention]] = {
 }
 
 
+LONGEST_NUMBER = 7
+"""Digits of the number in a name."""
+
+
 def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
     """Split a name such as `nystrom-64` into its class and the option that the suffix sets.
 
@@ -38,6 +43,8 @@ def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
         raise TypeError(f"attention name {name!r} is a {type(name).__name__}: must be one of {', '.join(ATTENTIONS)}.")
     base, size = name, None
     if name not in ATTENTIONS and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+        if len(match[2]) > LONGEST_NUMBER:
+            raise ValueError(f"attention {name[:60]!r}: its number must have at most {LONGEST_NUMBER} digits.")
         base, size = match[1], int(match[2])
     if base not in ATTENTIONS:
         raise ValueError(f"attention {name!r}: must be one of {', '.join(ATTENTIONS)}.{did_you_mean(base, ATTENTIONS)}")
@@ -50,7 +57,7 @@ def parse_attention_name(name: str) -> tuple[type[Attention], dict[str, int]]:
 
 
 def build_attention(
-    name: str, *, num_heads: int, head_dim: int, max_length: int | None = None, **options: object
+    name: str, *, num_heads: int, head_dim: int, max_length: int | None = None, **options: Any
 ) -> Attention:
     """Build an attention by name, with a suffix as in the paper (`nystrom-64`, `linformer-256`) or keyword options.
 

@@ -82,8 +82,9 @@ class StandardAttention(Attention):
         with full_precision(query):
             asked, key = zero_masked(query, mask)[:, :, rows], zero_masked(key, mask)
             scores = asked @ key.mT * query.shape[3] ** -0.5  # (b h r n)
-            if mask is None:
+            attendable = key_padding_mask(mask)
+            if mask is None or attendable is None:
                 return scores.softmax(dim=-1)
-            weights = scores.masked_fill(~key_padding_mask(mask), -torch.inf).softmax(dim=-1)
+            weights = scores.masked_fill(~attendable, -torch.inf).softmax(dim=-1)
             # rows of masked queries are 0, as outputs are
             return weights.masked_fill(~(mask[:, None, rows, None] & mask[:, None, None, :]), 0)

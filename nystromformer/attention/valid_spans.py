@@ -15,17 +15,18 @@ SMALLEST_EXAMPLE = 2**19
 """Queries of one padded example, n·h·d numbers, from which on its own calls cost less than its padding."""
 
 
-def valid_spans(mask: Tensor | None, tokens: Tensor) -> list[tuple[int, int]] | None:
+def valid_spans(mask: Tensor | None, tokens: Tensor, ways: int = 1) -> list[tuple[int, int]] | None:
     """Where each example's valid tokens begin and end, for `mask` (b, n) and `tokens` (b, h, n, d).
 
     None where the batch is better computed as a whole: without a mask, for small examples, where valid tokens have
     padding between them, and where Python can't look at the mask: on other devices, in graphs, under `torch.func`.
+    `ways` is in how many ways the whole would be computed: 2 where some examples are to be exact (`exact_below`).
 
     >>> mask = torch.arange(4096) < torch.tensor([[1000], [4096]])
     >>> valid_spans(mask, torch.zeros(2, 8, 4096, 64))
     [(0, 1000), (0, 4096)]
     """
-    if mask is None or not _is_readable(mask) or tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
+    if mask is None or not _is_readable(mask) or ways * tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
         return None
     length = mask.shape[1]
     place = torch.arange(length)

@@ -98,7 +98,10 @@ def load(name: str) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     )
 
     register()
-    if isinstance(check_checkpoint(name), NystromformerConfig):
+    config = check_checkpoint(name)
+    if getattr(config, "vocab_size", None) is None:
+        raise ValueError(f"--model {name}: is of type {config.model_type!r}, which reads no text; give a text encoder.")
+    if isinstance(config, NystromformerConfig):
         raise ValueError(
             f"--model {name}: is a Nyströmformer, which has no exact attention to compare with; make one with "
             f"`nystromformer convert {name} DST --to bert`."

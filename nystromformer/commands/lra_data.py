@@ -1,7 +1,7 @@
 """`nystromformer lra-data`: make or fetch the data of a Long Range Arena task."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,7 +56,7 @@ def lra_data(
             raise UserError(f"--preview: belongs to pathfinder, not to {task}; leave it out.")
         if out is None and preview is None:
             raise UserError("--out is missing: give the folder to write.")
-        data = RECIPES[preset][task].data
+        data: Any = RECIPES[preset][task].data
         if data is not None:
             changes = {option: value for option, value in given[task].items() if value is not None}
             data = replace(data, **changes, seed=seed)

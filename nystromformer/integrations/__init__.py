@@ -1,6 +1,7 @@
 """Nyströmformer within other libraries: `register()` for Transformers, and attention of linear cost in any model."""
 
 import sys
+from typing import Any
 
 AUTO_CLASSES = {
     "AutoModel": "NystromformerModel",
@@ -43,7 +44,7 @@ def register() -> None:
         _name_peft_targets(vars(constants), config.model_type)
 
 
-def _name_peft_targets(constants: dict[str, object], model_type: str) -> None:
+def _name_peft_targets(constants: dict[str, Any], model_type: str) -> None:
     """Let PEFT put adapters where it puts them in BERT, whose layers have the same names, unless told otherwise."""
     for name, targets in constants.items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(targets, dict) and "bert" in targets:

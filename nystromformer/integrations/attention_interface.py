@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -79,7 +80,7 @@ def attention_forward(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **others: object,
+    **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of Transformers: (b, n, h, d), and the attention matrix if asked for.
 
@@ -97,7 +98,9 @@ def attention_forward(
                 f"makes; set the attention's dropout to 0."
             )
         warn_about_dropout()
-    choice = Choice(name, configured_options(module.config, name)) if replacement is None else replacement.choice
+    choice = None if replacement is None else replacement.choice
+    if choice is None:
+        choice = Choice(name, configured_options(module.config, name))
     attend = attention_of(call, choice)
     kernel = convolution_kernel(module)
     if not others.get("output_attentions"):
@@ -119,7 +122,7 @@ def register_attention() -> None:
         AttentionMaskInterface.register(name, padding_mask)
 
 
-def configured_options(config: PreTrainedConfig, name: str) -> dict[str, object]:
+def configured_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
     """The options of attention `name` in a model's configuration. Names are checked; values are where they are used."""
     options = getattr(config, OPTIONS_FIELD, None) or {}
     if not isinstance(options, dict):
@@ -150,7 +153,7 @@ def read_call(
     scaling: float | None,
     is_causal: bool | None,
     sliding_window: int | None,
-    others: dict[str, object],
+    others: dict[str, Any],
 ) -> AttentionCall:
     """What a module of Transformers asks its attention function for; refused where it can't be had."""
     try:
@@ -183,7 +186,7 @@ def is_causal_use(module: nn.Module, is_causal: bool | None, mask: object) -> bo
     return mask is None if is_causal is None else is_causal  # said nowhere: Transformers takes no mask for causal
 
 
-def refuse_others(others: dict[str, object]) -> None:
+def refuse_others(others: dict[str, Any]) -> None:
     for name, given in others.items():
         if name not in HARMLESS and given is not None and given is not False:
             raise ValueError(
@@ -223,8 +226,9 @@ def attention_of(call: AttentionCall, choice: Choice) -> Callable[..., Tensor]:
     """What serves a call, masks and window included: a function (query, key, value, conv_weight=None), (b, h, n, e)."""
     if call.radius is not None:
         return partial(window_attention, mask=call.key_mask, radius=call.radius, scale=call.scale)
+    attend: Any = choice.attend
     masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
-    return partial(choice.attend, is_cross=call.is_cross, scale=call.scale, **masks)
+    return partial(attend, is_cross=call.is_cross, scale=call.scale, **masks)
 
 
 def window_attention(

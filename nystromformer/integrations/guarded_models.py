@@ -8,6 +8,7 @@ and would run it, dense, under our name. It also forgets the name when a model i
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ def guard_models() -> None:
 
 def _extended(original: Callable, extension: Callable) -> Callable:
     @functools.wraps(original)
-    def method(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
+    def method(model: PreTrainedModel, *args: Any, **kwargs: Any) -> object:
         return extension(model, functools.partial(original, model), *args, **kwargs)
 
     setattr(method, WATCH, True)
@@ -52,7 +53,7 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
 
 
 def set_implementation(
-    model: PreTrainedModel, original: Callable, attn_implementation: str | dict, *args: object, **kwargs: object
+    model: PreTrainedModel, original: Callable, attn_implementation: str | dict, *args: Any, **kwargs: Any
 ) -> None:
     """`set_attn_implementation`: where a model can't change its attention, Transformers warns and leaves it."""
     before = model.config._attn_implementation
@@ -73,14 +74,14 @@ def set_implementation(
     watch(model)
 
 
-def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *args: object) -> None:
+def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *args: Any) -> None:
     """`_initialize_weights`: models know how their own modules start, and would leave ours as uninitialised memory."""
     if isinstance(module, AddedSkipConvolution):
         module.reset_parameters()
     original(module, *args)
 
 
-EXTENSIONS = {
+EXTENSIONS: dict[str, Callable[..., Any]] = {
     "post_init": finish_building,
     "set_attn_implementation": set_implementation,
     "_initialize_weights": initialize,

@@ -7,6 +7,7 @@ layers of ModernBERT. Everything else is refused: a mask that is dropped changes
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class WindowMask:
     radius: int
     tokens: Tensor | None  # (b, s), True for real tokens
 
-    def to(self, *args: object, **kwargs: object) -> "WindowMask":
+    def to(self, *args: Any, **kwargs: Any) -> "WindowMask":
         """For Accelerate, which moves what a layer is given to the layer's device."""
         return self if self.tokens is None else replace(self, tokens=self.tokens.to(*args, **kwargs))
 
@@ -45,7 +46,7 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    **described: object,
+    **described: Any,
 ) -> Tensor | WindowMask | None:
     """The mask function that `AttentionMaskInterface` knows for our attentions. Causal and custom masks are refused.
 
@@ -80,7 +81,7 @@ def window_radius(mask_function: Callable) -> int | None:
     """
     if mask_function is bidirectional_mask_function:
         return None
-    parts = _captured(mask_function) if _code(mask_function) is AND_MASKS else ()
+    parts: tuple[Any, ...] = _captured(mask_function) if _code(mask_function) is AND_MASKS else ()
     if len(parts) == 2 and _code(parts[0]) is WINDOW and parts[1] is bidirectional_mask_function:
         return _captured(parts[0])
     if mask_function is causal_mask_function or causal_mask_function in parts:
@@ -99,6 +100,6 @@ def _code(function: Callable) -> object:
     return getattr(function, "__code__", None)
 
 
-def _captured(function: Callable) -> object:
+def _captured(function: Any) -> Any:
     """What the one free variable of a function made at run time holds."""
     return function.__closure__[0].cell_contents

@@ -1,9 +1,10 @@
 """Which modules of a model call which attention function, read from their code, and as what."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +23,7 @@ OTHER_SOURCES = {
 """Parameters of `forward` through which a module can attend to something else than its input."""
 
 
-def interface_modules(model: nn.Module) -> Iterator[nn.Module]:
+def interface_modules(model: nn.Module) -> Iterator[Any]:
     """The modules of `model` that call the registered attention function, in order.
 
     >>> from transformers import BertConfig, BertModel
@@ -33,8 +34,7 @@ def interface_modules(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if calls_interface(type(module)))
 
 
-@cache
-def calls_interface(module_class: type) -> bool:
+def _calls_interface(module_class: type) -> bool:
     """Whether `forward` of a class of modules looks its attention up. Read from the code itself, so that decorated and
     inherited methods count, and other classes of the same file do not."""
     for base in module_class.__mro__:
@@ -48,8 +48,10 @@ def calls_interface(module_class: type) -> bool:
     return False
 
 
-@cache
-def calls_function(module_class: type, function: str) -> bool:
+calls_interface: Callable[[type], bool] = cache(_calls_interface)
+
+
+def _calls_function(module_class: Any, function: str) -> bool:
     """Whether `forward` of a class of modules calls a function of this name, itself or through its own methods and the
     functions of its file, torch's own aside.
 
@@ -70,6 +72,9 @@ def calls_function(module_class: type, function: str) -> bool:
                 if isinstance(called, FunctionType) and not called.__module__.startswith(("torch.", "nystromformer.")):
                     waiting.append(called)
     return False
+
+
+calls_function: Callable[[type, str], bool] = cache(_calls_function)
 
 
 def own_attention_classes(model: nn.Module) -> list[str]:
@@ -114,7 +119,7 @@ def is_surely_self_attention(module: nn.Module) -> bool:
     return not takes_other_source(type(module))
 
 
-def takes_other_source(module_class: type) -> bool:
+def takes_other_source(module_class: Any) -> bool:
     return not OTHER_SOURCES.isdisjoint(inspect.signature(module_class.forward).parameters)
 
 

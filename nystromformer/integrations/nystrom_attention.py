@@ -140,10 +140,8 @@ def install(*, legacy: bool = False) -> ExitStack:
     Returns:
         a context manager that uninstalls: `with install(legacy=True): …`. Ignore it to leave the names in place.
 
-    >>> with install(legacy=True):
-    ...     from nystrom_attention import NystromAttention as Theirs
-    >>> Theirs(dim=8, dim_head=4, heads=2).legacy
-    True
+    Raises:
+        RuntimeError: the package itself was imported before.
     """
     for name in (PACKAGE, SUBMODULE):
         if name in sys.modules and not hasattr(sys.modules[name], _INSTALLED):

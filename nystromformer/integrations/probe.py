@@ -80,8 +80,9 @@ def record_calls(model: PreTrainedModel, **inputs: Tensor) -> tuple[list[Attenti
 def exact_attention(call: AttentionCall) -> Tensor:
     """Softmax attention as the model means it, windows included: (b, h, n, e), masked rows 0."""
     if call.radius is not None:
-        window = {"mask": call.key_mask, "radius": call.radius, "scale": call.scale}
-        return window_attention(call.query, call.key, call.value, **window)
+        return window_attention(
+            call.query, call.key, call.value, mask=call.key_mask, radius=call.radius, scale=call.scale
+        )
     query, key, value = (
         zero_masked(x, mask)
         for x, mask in ((call.query, call.query_mask), (call.key, call.key_mask), (call.value, call.key_mask))

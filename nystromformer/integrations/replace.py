@@ -10,6 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Replacement:
     """Of the module, from where `replace_attention` was called."""
     choice: Choice | None = None
     """The attention that it has now; None in a model that only holds such modules."""
-    before: dict[str, object] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
     """Attributes as they were."""
     hook: RemovableHandle | None = None
     holders: list[nn.Module] = field(default_factory=list)
@@ -55,7 +56,7 @@ class Replacement:
 
 
 def replace_attention(
-    module: nn.Module, attention: str = "nystrom-local", layers: Layers | None = None, **options: object
+    module: nn.Module, attention: str = "nystrom-local", layers: Layers | None = None, **options: Any
 ) -> list[str]:
     """Give the attentions inside `module` another that costs linear time and memory; returns their names.
 
@@ -179,13 +180,12 @@ def _redirect(part: nn.Module, name: str, choice: Choice) -> None:
     vars(part)[RECORD] = record
 
 
-@functools.cache
-def _redirected_class(base: type[nn.Module]) -> type[nn.Module]:
+def _make_redirected_class(base: type[nn.Module]) -> type[nn.Module]:
     """A class like `base` whose `forward` has its calls of exact attention redirected."""
     self_attention = not takes_other_source(base)
 
     @functools.wraps(base.forward)
-    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
         record = vars(self)[RECORD]
         where = f"{record.name or 'the module'} ({base.__name__})"
         redirect = Redirect(record.choice, where, self_attention)
@@ -203,6 +203,9 @@ def _redirected_class(base: type[nn.Module]) -> type[nn.Module]:
 
     kept = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     return type(base.__name__, (base,), {**kept, "forward": forward, "__reduce_ex__": reduce})
+
+
+_redirected_class: Callable[[type], Any] = functools.cache(_make_redirected_class)
 
 
 def _remade(base: type[nn.Module]) -> nn.Module:
@@ -231,9 +234,9 @@ def _view_configs(module: nn.Module, replaced: set[nn.Module], choice: Choice) -
         for part in module.modules()
         if hasattr(part, "set_attn_implementation") and (inside := set(interface_modules(part))) and inside <= replaced
     }
-    views: dict[int, object] = {}
+    views: dict[int, Any] = {}
     for part in replaced | models:
-        original = part.config
+        original: Any = part.config
         if id(original) not in views:
             views[id(original)] = view = copy.copy(original)
             view._attn_implementation_internal = choice.name

@@ -7,6 +7,7 @@ torch functions is active, PyTorch's modules leave their fused fast paths by the
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from nystromformer.integrations.token_masks import as_boolean, token_mask
 
 
 @contextmanager
-def use_attention(name: str, *, self_attention: bool = False, **options: object) -> Iterator[None]:
+def use_attention(name: str, *, self_attention: bool = False, **options: Any) -> Iterator[None]:
     """Inside, calls of `torch.nn.functional.scaled_dot_product_attention` and `nn.MultiheadAttention` use `name`.
 
     Causal calls, masks over pairs of tokens, biases and dropout on weights are refused. With gradient checkpointing the
@@ -51,7 +52,7 @@ class Redirect(TorchFunctionMode):
         self.calls = 0
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        serve = REDIRECTED.get(func)
+        serve: Any = REDIRECTED.get(func)
         if serve is None or _called_by_our_own():
             return func(*args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
@@ -101,7 +102,7 @@ class Redirect(TorchFunctionMode):
         value: Tensor,
         embed_dim_to_check: int,
         num_heads: int,
-        in_proj_weight: Tensor | None,
+        in_proj_weight: Any,
         in_proj_bias: Tensor | None,
         bias_k: Tensor | None,
         bias_v: Tensor | None,

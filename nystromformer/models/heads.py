@@ -40,7 +40,7 @@ def on_encoding(head: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        **own: object,
+        **own: Any,
     ) -> ModelOutput:
         encoding = self.encode(
             input_ids=input_ids,

@@ -42,6 +42,10 @@ def read_config(name: str) -> dict[str, Any]:
     except Exception as error:  # Transformers', the Hub's and JSON's own
         where = "can't be read" if folder.is_dir() else "no folder, and no model that can be fetched from the Hub"
         raise ValueError(f"{name}: {where} ({_first_line(error)})") from error
+    if not isinstance(fields, dict):
+        raise ValueError(
+            f"{name}, config.json: must be a JSON object, but is a {type(fields).__name__}; fetch it again."
+        )
     for field, most in LARGEST.items():
         value = fields.get(field, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not (field.endswith("embeddings") or value >= 1):
@@ -80,7 +84,16 @@ def check_checkpoint(name: str) -> PreTrainedConfig:
     return config
 
 
-def load_checkpoint(loader: type, name: str, **options: object) -> tuple[PreTrainedModel, dict[str, Any]]:
+def check_reads_text(name: str, config: PreTrainedConfig) -> None:
+    """Refuse models of pictures or sound, and those for which no batch of texts can be padded."""
+    if getattr(config, "vocab_size", None) is None or getattr(config, "pad_token_id", None) is None:
+        raise ValueError(
+            f"{name} is of type {config.model_type!r}, which has no vocabulary or no padding token: give an encoder of "
+            f"texts, such as BERT."
+        )
+
+
+def load_checkpoint(loader: Any, name: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model and what `output_loading_info` says; weights of other shapes than its own are among the latter."""
     disable_progress_bar()  # of the weights' files
     try:

@@ -1,5 +1,7 @@
 """The paper's classifier for Long Range Arena, of one sequence or of a pair."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -27,7 +29,7 @@ class LongRangeArenaConfig(NystromformerConfig):
             check_at_least("pooled_length", self.pooled_length, 1)
 
 
-def lra_config(**changes: object) -> LongRangeArenaConfig:
+def lra_config(**changes: Any) -> LongRangeArenaConfig:
     """The paper's model, with some fields changed.
 
     >>> config = lra_config(attention="standard", vocab_size=32, max_position_embeddings=2048, num_labels=10)

@@ -85,7 +85,7 @@ def save_state(path: Path, state: object) -> None:
     save_file(tensors, path, metadata={STRUCTURE: structure})
 
 
-def load_state(path: Path) -> object:
+def load_state(path: Path) -> Any:
     """What `save_state` was given, with all tensors on the CPU.
 
     >>> import tempfile
@@ -135,7 +135,7 @@ def _packed(value: object, tensors: dict[str, Tensor]) -> object:
     raise TypeError(f"a {type(value).__name__} in a training state: only plain values, arrays and tensors are stored.")
 
 
-def _unpacked(value: object, tensors: dict[str, Tensor]) -> object:
+def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()

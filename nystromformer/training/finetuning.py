@@ -364,8 +364,11 @@ def end_where_stopped(trainer: ExactTrainer, patience: int) -> None:
 
 def score_parts(trainer: ExactTrainer, data: FinetuningData, metrics: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Scores of all parts with labels, by part and metric."""
-    parts = {name: part for name, part in (data.dev | data.test).items() if part.labels is not None}
-    return {name: scores(metrics, part.labels, predictions(trainer, part)) for name, part in parts.items()}
+    return {
+        name: scores(metrics, part.labels, predictions(trainer, part))
+        for name, part in (data.dev | data.test).items()
+        if part.labels is not None
+    }
 
 
 def predictions(trainer: ExactTrainer, part: TokenizedTexts) -> np.ndarray:
@@ -385,7 +388,8 @@ def write_predictions(trainer: ExactTrainer, data: FinetuningData, task: str) ->
         if data.is_regression:
             written = [f"{min(max(value, 0.0), HIGHEST_SCORE) if task == 'stsb' else value:.3f}" for value in found]
         else:
-            written = [data.splits.labels[value] for value in found]
+            names = data.splits.labels or ()
+            written = [names[value] for value in found]
         rows = zip(data.splits.test[name].index, written, strict=True)
         title = SUBMISSIONS.get(name, TASKS[task].title if task in TASKS else name)
         if trainer.args.should_save:

@@ -19,6 +19,7 @@ from nystromformer.models.conversion_layouts import LAYOUTS, kind_of, layout_of
 from nystromformer.models.encoder import tile_positions
 from nystromformer.models.loading import (
     check_checkpoint,
+    check_reads_text,
     load_any_tokenizer,
     load_checkpoint,
     read_config,
@@ -42,12 +43,7 @@ class Source:
     """Whether a head for another number of labels may be replaced."""
 
     def __post_init__(self) -> None:
-        config = check_checkpoint(self.name)
-        if getattr(config, "vocab_size", None) is None or getattr(config, "pad_token_id", None) is None:
-            raise ValueError(
-                f"{self.name} is of type {config.model_type!r}, which has no vocabulary or no padding token: give an "
-                f"encoder of texts, such as BERT."
-            )
+        check_reads_text(self.name, check_checkpoint(self.name))
 
     def fields(self) -> dict[str, Any]:
         return read_config(self.name)

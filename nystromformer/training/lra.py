@@ -318,7 +318,7 @@ class LraSweep(Sweep[LraCell, Splits]):
 
 def generate(task: str, folder: Path, data: ListOpsOptions | PathfinderSetOptions, workers: int | None = None) -> None:
     """Make the data of a task, with a progress bar."""
-    maker = {"listops": listops.generate, "pathfinder": pathfinder.generate}[task]
+    maker: Any = {"listops": listops.generate, "pathfinder": pathfinder.generate}[task]
     with count_bar(f"{task} examples") as progress:
         maker(folder, data, workers, progress)
 

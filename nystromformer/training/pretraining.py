@@ -146,7 +146,8 @@ def recipe_for(preset: str, size: str | None) -> PretrainingRecipe:
         raise ValueError(f"--size {size}: must be one of {', '.join(SIZES)}; the paper's are small and base.")
     if preset == "paper":
         return PAPER["base"] if size == "base" else replace(PAPER["small"], size=size or "small")
-    return replace({"mini": MINI, "smoke": SMOKE}[preset], **({} if size is None else {"size": size}))
+    recipe = {"mini": MINI, "smoke": SMOKE}[preset]
+    return replace(recipe, size=size or recipe.size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ def _from_scratch(recipe: "PretrainingRecipe", attention: str, special: SpecialT
 
 def _from_source(recipe: "PretrainingRecipe", attention: str, source: str) -> NystromformerForPreTraining:
     theirs, _ = load_source(source)
-    changes = {
+    changes: dict[str, Any] = {
         "attention": attention,
         "hidden_dropout_prob": recipe.dropout,
         "attention_probs_dropout_prob": recipe.attention_dropout,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
@@ -36,7 +36,7 @@ class Keys(Sampler[tuple[int, int]]):
 class PretrainingTrainer(ExactTrainer):
     """Each objective is divided by its own count, over all micro-batches and processes of a step."""
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return Keys(super()._get_train_sampler(train_dataset))
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
@@ -47,7 +47,7 @@ class PretrainingTrainer(ExactTrainer):
 
     @torch.no_grad()
     def evaluation_loop(
-        self, dataloader: object, description: str, *_: Any, metric_key_prefix: str = "eval", **__: Any
+        self, dataloader: Any, description: str, *_: Any, metric_key_prefix: str = "eval", **__: Any
     ) -> EvalLoopOutput:
         """Exact accuracies and losses on the validation examples, each of them seen by one process once."""
         examples = dataloader.dataset
@@ -64,7 +64,7 @@ class PretrainingTrainer(ExactTrainer):
                 batch["sentence_order_label"].fill_(IGNORED)
             out = self.model(**self._prepare_inputs(batch))
             sums += torch.stack([out[name].double() for name in SUMS])
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            self.control: Any = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         metrics = means(self.accelerator.reduce(sums, reduction="sum").tolist())
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(order))
@@ -76,7 +76,7 @@ def means(sums: list[float]) -> dict[str, float]:
     >>> means([6.0, 3.0, 1.0, 0.0, 0.0, 0.0])
     {'mlm_accuracy': 0.3333333333333333, 'mlm_loss': 2.0, 'loss': 2.0}
     """
-    found = {}
+    found: dict[str, float] = {}
     for name, (loss, count, correct) in {"mlm": sums[:3], "sop": sums[3:]}.items():
         if count:
             found |= {f"{name}_accuracy": correct / count, f"{name}_loss": loss / count}

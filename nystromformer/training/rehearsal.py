@@ -46,8 +46,9 @@ def _check_parts(arguments: TrainingArguments) -> None:
             raise ValueError(f"torch_compile_backend: must be one of {', '.join(backends)}")
     if not 0 <= arguments.dataloader_num_workers <= MOST_WORKERS:
         raise ValueError(f"dataloader_num_workers: must be from 0 to {MOST_WORKERS:,}")
+    one_example: Any = [0]
     DataLoader(
-        [0],
+        one_example,
         num_workers=arguments.dataloader_num_workers,
         prefetch_factor=arguments.dataloader_prefetch_factor,
         persistent_workers=arguments.dataloader_persistent_workers,

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
@@ -138,7 +138,7 @@ class ExactTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(EpochSetter(self))
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         # Consecutive batches go to different processes and accumulation steps: all of a step have similar lengths.
         together = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
@@ -151,12 +151,12 @@ class ExactTrainer(Trainer):
             loader.worker_init_fn = partial(left_to_their_parent, loader.worker_init_fn)
         return loader
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
         return LongestFirst(eval_dataset.lengths)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        if self.make_scheduler is not None and self.lr_scheduler is None:
-            self.lr_scheduler = self.make_scheduler(optimizer or self.optimizer, num_training_steps)
+        if self.make_scheduler is not None and getattr(self, "lr_scheduler", None) is None:
+            self.lr_scheduler: Any = self.make_scheduler(optimizer or self.optimizer, num_training_steps)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 

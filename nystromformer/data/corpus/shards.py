@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b, sha256
@@ -130,7 +131,7 @@ def open_shard(path: Path) -> Shard:
         raise ValueError(damaged(path, str(error))) from error
 
 
-def write_shard(path: Path, pieces: list[Encoded], dtype: np.dtype) -> dict[str, object]:
+def write_shard(path: Path, pieces: list[Encoded], dtype: np.dtype) -> dict[str, Any]:
     """Write some pieces as one shard. Returns what the description says about it."""
     ids = np.concatenate([piece.ids for piece in pieces]).astype(dtype)
     sentence_ends = _joined([piece.sentence_ends for piece in pieces])
@@ -183,7 +184,7 @@ def write_shards(folder: Path, encoded: Iterable[Encoded], vocabulary: int, toke
     return written
 
 
-def write_description(folder: Path, description: dict[str, object]) -> None:
+def write_description(folder: Path, description: dict[str, Any]) -> None:
     text = json.dumps(description, indent=2, ensure_ascii=False)
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
@@ -268,11 +269,27 @@ def build_corpus(
     that want the same one at a time, one makes it.
     """
     name = f"corpus-{fingerprint(files, reading, tokenizer)}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f".{name}.lock"):
+    with _one_at_a_time(cache, name):
         if not (cache / name).exists():
             _make(files, reading, tokenizer, cache / name, workers, report, tokens_per_shard)
     return open_corpus(cache / name)
+
+
+@contextmanager
+def _one_at_a_time(cache: Path, name: str) -> Iterator[None]:
+    """Keep other programs from making the same. Where nothing could be made, nothing of it stays."""
+    made = [folder for folder in (cache, *cache.parents) if not folder.exists()]
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = cache / f".{name}.lock"
+    try:
+        with FileLock(lock):
+            yield
+    except BaseException:
+        lock.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # others have written there
+                folder.rmdir()
+        raise
 
 
 def _make(
@@ -348,8 +365,7 @@ def corpus_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """The tokenizer for some files in `cache`, trained unless it is there already."""
     name = f"tokenizer-{fingerprint(files, reading, f'trained {VOCABULARY_VERSION} {vocab_size}')}.json"
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f".{name}.lock"):
+    with _one_at_a_time(cache, name):
         if not (cache / name).exists():
             _train(files, reading, vocab_size, cache / name, report)
     return read_tokenizer(cache / name)

@@ -205,9 +205,9 @@ def description_of(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        description = {"options": {}, "examples": {}, **read_object(path)}
+        description = {"options": {}, **read_object(path)}
         for name in ("options", "examples"):
-            if not isinstance(description[name], dict):
+            if not isinstance(description.get(name), dict):
                 raise ValueError(f"{path}: {name} must be a JSON object.")
     except ValueError as error:
         raise ValueError(f"{error} Generate the data again.") from error
