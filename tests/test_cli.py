@@ -99,6 +99,34 @@ def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, tmp_p
     assert said == f"needs matplotlib, which is not installed; {install_hint('train', 'cli')}."
 
 
+@pytest.mark.parametrize("exists", [True, False], ids=["in the run's folder", "in the system's folder"])
+def test_an_unexpected_error_is_one_line_with_a_log_of_the_traceback(exists, monkeypatch, tmp_path, capsys):
+    def fail(*_):
+        raise RuntimeError("something\nthat nobody\x1b[31m expects")
+
+    monkeypatch.setattr("nystromformer.report.page.write_report", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "system"))
+    (tmp_path / "system").mkdir()
+    if exists:
+        (tmp_path / "out").mkdir()
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("nystromformer: unexpected RuntimeError: something that nobody [31m expects; the traceback")
+    (log,) = (tmp_path / ("out" if exists else "system")).iterdir()
+    assert str(log) in line
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert "in fail" in log.read_text()
+    assert (tmp_path / "out").exists() == exists
+
+
+def test_a_folder_that_can_not_be_written_is_refused(monkeypatch, tmp_path, capsys):
+    """As on a disk that is mounted for reading only; permissions do not hold the superuser back."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for command in (["bench"], ["lra", "listops"], ["report", str(tmp_path)], ["demo"]):
+        said = refusal([*command, "--out", str(tmp_path / "a" / "b")], capsys)
+        assert said == f"--out {tmp_path}/a/b: {tmp_path} can't be written to; give another folder."
+
+
 def test_help_does_not_wait_for_torch():
     code = "import sys; import nystromformer.cli; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+import transformers
 from corpora import texts, write_vocabulary
 from glue_files import write_official
 from report_runs import write_lra
@@ -209,6 +210,8 @@ def bad_models() -> Iterator[BadInput]:
             command, "weights renamed", arguments, _with_weights(lambda ts: {f"x.{n}": t for n, t in ts.items()})
         )
         yield BadInput(command, "a pickle only", arguments, _pickled)
+        yield BadInput(command, "pictures, not texts", arguments, _vision)
+        yield BadInput(command, "a decoder", arguments, _decoder)
 
 
 TEXT_FILES = {
@@ -315,3 +318,13 @@ def _with_weights(change: Callable[[dict], dict]) -> Callable[[Path], None]:
 
 def _pickled(folder: Path) -> None:
     shutil.move(folder / "bert" / "model.safetensors", folder / "bert" / "pytorch_model.bin")
+
+
+def _vision(folder: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(folder / "bert")
+
+
+def _decoder(folder: Path) -> None:
+    config = transformers.GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=99, n_positions=64)
+    transformers.GPT2Model(config).save_pretrained(folder / "bert")
