@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedModel, Trainer, masking_utils
 from transformers.utils import hub
 
+from nystromformer.bench.kernels import Kernels
 from nystromformer.integrations.sdpa import Redirect
 
 PAGE = (Path(__file__).parents[1] / "docs/private-surfaces.md").read_text(encoding="utf-8")
@@ -72,6 +73,19 @@ def test_its_backward_takes_the_output_only_for_its_product_with_the_gradient():
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, msg=lambda text: f"{broken('its backward')}\n{text}")
+
+
+def test_torch_tells_whether_a_transform_of_functions_is_active():
+    active, seen = torch._C._are_functorch_transforms_active, []
+    torch.func.vmap(lambda x: seen.append(active()) or x)(torch.zeros(2))
+    assert (active(), seen) == (False, [True]), broken("torch._C._are_functorch_transforms_active")
+
+
+def test_torch_shows_each_kernel_that_is_dispatched():
+    with Kernels() as kernels:
+        torch.zeros(2, 3).T.exp()
+    expected = ["aten.zeros.default", "aten.exp.default"]
+    assert kernels.names == expected, broken("torch.utils._python_dispatch.TorchDispatchMode")
 
 
 def test_a_models_attention_is_looked_up_by_its_configuration():
