@@ -280,7 +280,7 @@ def test_data_workers_serve_a_step_that_is_to_be_finished(data, tmp_path):
         )
         before = len(steps_saved(out)) and steps_saved(out)[-1]
         deadline = time.time() + 300
-        while time.time() < deadline and not any(step > before for step in steps_saved(out)):
+        while process.poll() is None and time.time() < deadline and not any(step > before for step in steps_saved(out)):
             time.sleep(0.2)
         os.killpg(process.pid, number)
         printed = process.communicate()[1]
