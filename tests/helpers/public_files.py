@@ -13,7 +13,6 @@ FILES = {
     "NYSTROMFORMER_XFORMERS": ("xformers==0.0.28.post3", "xformers/components/attention/nystrom.py"),
     "NYSTROMFORMER_SLIDEFLOW": ("slideflow", "slideflow/mil/models/transmil.py"),
     "NYSTROMFORMER_VIT_PYTORCH": ("vit-pytorch", "vit_pytorch/efficient.py"),
-    "NYSTROMFORMER_TORCHMIL": ("torchmil", "torchmil/nn/attention/nystrom_attention.py"),
 }
 """The distribution that holds each file, by the environment variable that names it."""
 
