@@ -132,7 +132,7 @@ def nystrom_attention(
     with full_precision(query):
         # Scaling by the batch needs the batch together.
         alone = query_mask is key_mask and pinv_scaling == "matrix"
-        ways = 1 if options.exact_up_to == num_landmarks or all_are_short(query, key, exact_below) else 2
+        ways = 1 if options.exact_up_to == num_landmarks else 2
         spans = valid_spans(query_mask, query, ways) if alone else None
         if spans is not None:
             attend = partial(_attend_and_skip, None, None, conv_weight, scale, options)
