@@ -110,7 +110,7 @@ def named_extras(text: str) -> list[tuple[str, set[str]]]:
     ...     ("nystromformer", {"models", "cli"}), (".", {"dev"})]
     True
     """
-    found = re.findall(r"(nystromformer[\w.-]*|(?<=['\"])\.)\[([a-z, ]+)\]", text)
+    found = re.findall(r"(nystromformer[\w-]*|(?<=['\"])\.)\[([a-z, ]+)\]", text)
     return [(name, {extra.strip() for extra in extras.split(",")}) for name, extras in found]
 
 
