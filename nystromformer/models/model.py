@@ -62,6 +62,10 @@ def check_source(source: object, use_safetensors: bool | None) -> None:
         raise ValueError(f"{folder} has no model.safetensors: give a folder that save_pretrained() wrote, or a Hub id.")
 
 
+class WeightShapesError(ValueError, RuntimeError):
+    """A checkpoint has weights of other shapes: a `RuntimeError` to those who know Transformers, as there."""
+
+
 def check_keys(name: str, prefix: str, loading: dict[str, Iterable], ignores_sizes: bool = False) -> None:
     """Refuse a checkpoint that lacks weights of the encoder, has some that find no place, or some of another shape.
 
@@ -80,7 +84,7 @@ def check_keys(name: str, prefix: str, loading: dict[str, Iterable], ignores_siz
         sizes = sorted(
             f"{key} {tuple(theirs)}, needed {tuple(ours)}" for key, theirs, ours in loading["mismatched_keys"]
         )
-        raise ValueError(
+        raise WeightShapesError(
             f"{name} has weights of other shapes: {_some(sizes)}. Check that config.json belongs to the weights, or "
             f"pass ignore_mismatched_sizes=True to start these at random, as for a head with other labels."
         )

@@ -142,3 +142,9 @@ def test_a_deep_copy_is_independent(small, lively, ids):
     other.encoder.layer[0].attention.self.conv.weight.data.zero_()
     assert not torch.equal(other(x).last_hidden_state, expected)
     assert torch.equal(model(x).last_hidden_state, expected)
+
+
+def test_other_shapes_are_the_error_that_transformers_promises(small, tmp_path):
+    NystromformerForSequenceClassification(small(num_labels=2)).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="has weights of other shapes: classifier.out_proj"):
+        NystromformerForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
