@@ -44,7 +44,7 @@ class ReleasedNystrom(Attention):
         )  # fmt: skip
         self.conv.weight = nn.Parameter(kernel.clone())
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, heads, length, width = query.shape
         if mask is not None:
             keep = mask[:, None, :, None].to(query.dtype)
@@ -81,8 +81,9 @@ def build(attention: str, released: bool = False) -> NystromformerForLongRangeAr
     if released:
         for layer in model.nystromformer.encoder.layer:
             block = layer.attention.self
-            block.attention = ReleasedNystrom(block.attention)
+            released_way = ReleasedNystrom(block.attention)
             block.conv = None  # now inside
+            block.attention = released_way
     return model.train()
 
 
