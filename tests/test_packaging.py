@@ -259,7 +259,7 @@ layer = NystromAttention(dim=64, num_heads=4, num_landmarks=16)
 layer(torch.randn(2, 100, 64), mask=mask).sum().backward()
 for name in ("NystromformerModel", "register"):
     try:
-        getattr(nystromformer, name)
+        getattr(nystromformer, name)()
     except ImportError as error:
         print(error)
 """

@@ -10,7 +10,7 @@ import transformers
 import typer
 from torch import nn
 from torch.nn import functional
-from transformers import BertConfig, BertModel, PreTrainedModel, Trainer, masking_utils
+from transformers import BertConfig, BertModel, PreTrainedModel, Trainer, initialization, masking_utils
 from transformers.utils import hub
 
 from nystromformer.bench.kernels import Kernels
@@ -130,8 +130,8 @@ def test_declarations_of_model_classes():
     assert isinstance(BertForMaskedLM._tied_weights_keys, dict), row
     for name in ("_keys_to_ignore_on_load_unexpected", "_no_split_modules"):
         assert hasattr(PreTrainedModel, name), row
-    assert callable(transformers.initialization.zeros_), row
-    assert callable(transformers.initialization.copy_), row
+    assert callable(initialization.zeros_), row
+    assert callable(initialization.copy_), row
 
 
 @pytest.mark.parametrize("name", TRAINER)

@@ -87,7 +87,8 @@ class NystromAttention(nn.Module):
         if context is None:
             if context_mask is not None:
                 raise ValueError("context_mask was given without context: give both, or use mask for x.")
-            source, masks = x, dict[str, Any](mask=mask)
+            source = x
+            masks: dict[str, Any] = {"mask": mask}
         else:
             self._check_input("context", context)
             check_mask("context_mask", context_mask, context)

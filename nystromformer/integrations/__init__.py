@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+from nystromformer.errors import install_hint
+
 AUTO_CLASSES = {
     "AutoModel": "NystromformerModel",
     "AutoModelForPreTraining": "NystromformerForPreTraining",
@@ -26,8 +28,10 @@ def register() -> None:
     >>> type(AutoConfig.for_model("nystromformer")).__module__
     'nystromformer.models.configuration'
     """
-    # Imported here: other files of this folder need torch alone.
-    import transformers
+    try:  # imported here: other files of this folder need torch alone
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ImportError(f"register needs transformers: {install_hint('models')}.") from error
 
     from nystromformer import models
     from nystromformer.integrations.attention_interface import register_attention

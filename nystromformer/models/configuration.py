@@ -18,7 +18,7 @@ POOLINGS = ("cls", "mean")
 
 LINEAR_INITS = ("normal", "uniform")
 
-OURS_ONLY = "pip install nystromformer-torch, then call nystromformer.register()"
+OURS_ONLY = "of the package nystromformer-torch: import nystromformer; nystromformer.register()"
 """What configuration files name as `attn_implementation`. Transformers' own Nyströmformer would load our checkpoints
 and compute something else; so it refuses them, with these words in its message. Ours knows better."""
 

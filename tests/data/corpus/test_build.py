@@ -92,8 +92,8 @@ def test_nothing_is_left_of_a_corpus_that_failed(make_corpus, tmp_path, monkeypa
         patched.setattr("nystromformer.data.corpus.shards.write_shard", no_space)
         with pytest.raises(OSError, match="No space left"):
             make_corpus()
-    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
-    (tmp_path / "cache" / ".corpus-0.unfinished").mkdir()
+    assert [path.name for path in (tmp_path / "cache").glob("*") if not path.name.endswith(".lock")] == []
+    (tmp_path / "cache" / ".corpus-0.unfinished").mkdir(parents=True)
     assert make_corpus().documents == 60
 
 
@@ -102,7 +102,7 @@ def test_an_empty_corpus_is_refused(make_corpus, tmp_path, tokenizer):
         make_corpus([" ", ""])
     with pytest.raises(ValueError, match="the corpus is empty"):
         corpus_tokenizer([tmp_path / "documents.jsonl"], Reading(), 100, tmp_path / "cache")
-    assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")]
+    assert not [path for path in (tmp_path / "cache").glob("*") if not path.name.endswith(".lock")]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "description"])
