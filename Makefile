@@ -30,7 +30,7 @@ test: setup
 test-fast: setup
 	$(PYTEST) -m "not slow"
 
-# Training runs broken at every file operation; about an hour on two cores.
+# Training runs broken at every file operation: takes an hour of two cores or more.
 faults: setup
 	$(PYTEST) -m faults tests/faults
 
