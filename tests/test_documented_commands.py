@@ -76,12 +76,14 @@ def stand_ins(tmp_path, monkeypatch):
     write_stand_ins(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if shell_commands(page)], ids=lambda page: page.name)
 def test_commands_of_a_page_work(page, stand_ins, monkeypatch, capfd):
     for command in shell_commands(page):
         check(command, monkeypatch, capfd)
 
 
+@pytest.mark.slow
 def test_examples_in_the_help_work(stand_ins, monkeypatch, capfd):
     for command in help_examples():
         check(command, monkeypatch, capfd)

@@ -107,6 +107,7 @@ def test_a_broken_example_does_not_spoil_the_others(operation):
     torch.testing.assert_close(out[[1, 3, 4]], expected[[1, 3, 4]], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @every_operation
 def test_gradients_are_right(operation):
     tensors = [x.requires_grad_() for x in qkv(b=3, h=1, n=14, d=2)]

@@ -209,6 +209,7 @@ def test_scale_multiplies_the_logits():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize(
     "n, s, m, conv",  # a convolution adds to each query what is at its own place, so that there must be as many keys
@@ -225,6 +226,7 @@ def test_gradients_are_right(n, s, m, conv, masked):
     assert torch.autograd.gradcheck(run, (*tensors, kernel) if conv else tensors)
 
 
+@pytest.mark.slow
 def test_kmeans_gradients_are_right_while_the_assignment_stays():
     tensors = [x.requires_grad_() for x in qkv(b=1, h=2, n=20, d=3)]
     assert torch.autograd.gradcheck(lambda *x: nystrom_attention(*x, num_landmarks=4, landmarks="kmeans"), tensors)

@@ -200,6 +200,7 @@ def test_scale_multiplies_the_logits():
     torch.testing.assert_close(half, nystrom_local_attention(query / 2, key, value, **SIZES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize("heavy_keys, block_size, conv", [(2, 3, True), (0, 2, False), (5, 1, False)])
 def test_gradients_are_right(heavy_keys, block_size, conv, masked):

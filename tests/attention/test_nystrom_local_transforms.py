@@ -82,6 +82,7 @@ class Operation(nn.Module):
         return nystrom_local_attention(query, key, value, mask, **SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_exports_with_dynamic_batch_and_length(masked):
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=100_000)

@@ -15,6 +15,7 @@ def some_mask(b, n):
     return torch.arange(n)[None] < torch.arange(n - b + 1, n + 1)[:, None] - 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landmarks, masked", [("segment_means", False), ("segment_means", True), ("kmeans", True)])
 def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
     torch._dynamo.reset()

@@ -23,6 +23,7 @@ def test_cells_that_would_take_too_long_or_too_much_are_skipped_and_say_so():
     assert "divisible" in reason_to_skip(options.case("transformers", 100), {}, options)
 
 
+@pytest.mark.slow
 def test_a_run_records_every_cell(tmp_path):
     options = BenchOptions(lengths=[64, 100], attentions=["standard", "transformers"], budget=0.1, **SMALL)
     labels = []

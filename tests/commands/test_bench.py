@@ -7,6 +7,7 @@ import pytest
 from nystromformer.cli import main
 
 
+@pytest.mark.slow
 def test_writes_records_tables_and_plots(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["bench", "--lengths", "64,128", "--attention", "standard,nystrom-16", "--budget", "0.1"]

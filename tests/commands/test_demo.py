@@ -19,6 +19,7 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_it_makes_trains_measures_draws_and_reports(run):
     assert {path.name for path in run.iterdir()} == {
         "config.json", "records.jsonl", "data", "listops", "efficiency", "attention-map", "figures", "report.html",

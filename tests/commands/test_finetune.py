@@ -88,6 +88,7 @@ def test_each_task_is_trained_scored_and_predicted(task, bert, data, tmp_path):
         assert all(value in labels if labels else 0 <= float(value) <= 5 for value in values)
 
 
+@pytest.mark.slow
 def test_standard_and_nystrom_in_one_sweep_with_one_table(bert, data, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert smoke("sst2", bert, data, out, "--attention", "standard,nystrom-4", "--seeds", "1,2", "--steps", 2) == 0
@@ -99,6 +100,7 @@ def test_standard_and_nystrom_in_one_sweep_with_one_table(bert, data, tmp_path, 
     assert any(line.startswith("| nystrom-4 |") and "(91.40)" in line for line in table.splitlines())
 
 
+@pytest.mark.slow
 def test_runs_with_and_without_a_convolution_stand_apart(bert, data, tmp_path):
     out, options = tmp_path / "sweep", ("--attention", "nystrom-4,nystrom-local-4", "--steps", 2)
     with_conv = (*options, "--conv-kernel-size", 5)
@@ -152,6 +154,7 @@ def test_positions_are_tiled_for_long_documents(bert, data, tmp_path, attention)
     assert (table[64:128] - short).abs().max() < 1e-3, "one step away from the table it repeats"
 
 
+@pytest.mark.slow
 def test_the_search_takes_the_best_on_the_development_part(bert, data, tmp_path, monkeypatch):
     assert SEARCH_BATCH_SIZES == (8, 16, 32), "the paper's"
     assert SEARCH_LEARNING_RATES == (2e-5, 3e-5, 4e-5, 5e-5)
@@ -167,6 +170,7 @@ def test_the_search_takes_the_best_on_the_development_part(bert, data, tmp_path,
     assert "best of a search" in markdown_of(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [(), ("--patience", 1), ("--attention", "nystrom-local-4", "--conv-kernel-size", 5)],

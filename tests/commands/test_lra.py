@@ -87,6 +87,7 @@ def test_each_task_trains_and_is_tested_on_the_whole_test_set(task, data, tmp_pa
     assert "train_loss" in metrics
 
 
+@pytest.mark.slow
 def test_the_grid_is_resumed_where_it_stopped_and_makes_the_table(data, tmp_path, capsys):
     out = tmp_path / "grid"
     arguments = ("listops,text", data, out, "--attention", "standard,nystrom-8", "--seeds", "1,2")
@@ -114,6 +115,7 @@ def test_the_grid_is_resumed_where_it_stopped_and_makes_the_table(data, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_its_records_tell_each_step_once(data, tmp_path, monkeypatch):
     from nystromformer.training.trainer import ExactTrainer
 
@@ -148,6 +150,7 @@ def killed_at(call, training_step):
     return step
 
 
+@pytest.mark.slow
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path, capsys):
     assert smoke("listops", data, tmp_path / "run") == 0
     assert smoke("listops", data, tmp_path / "run", "--resume", "--steps", "9") == 2
@@ -177,6 +180,7 @@ def test_data_is_made_where_none_is_given(tmp_path, monkeypatch, capsys):
 LEGACY = ["padding-id", "pooling", "text-length", "dev-is-test", "no-seed", "one-cycle", "drop-last"]
 
 
+@pytest.mark.slow
 def test_every_released_departure_is_a_switch_and_noted(data, tmp_path):
     assert smoke("text", data, tmp_path / "all", "--legacy") == 0
     (record,) = results(tmp_path / "all")
@@ -319,6 +323,7 @@ def test_the_paper_preset_is_the_papers():
     assert all(set(recipes) == set(TASKS) for recipes in RECIPES.values())
 
 
+@pytest.mark.slow
 def test_every_attention_of_the_paper_and_of_the_registry_trains(data, tmp_path):
     """`all` is the columns of the paper's table; what else the registry holds is asked for by name."""
     columns = {parse_attention_name(name)[0] for name in ATTENTIONS}

@@ -173,6 +173,7 @@ def test_bad_input_is_one_line_and_writes_nothing(command, shared, tmp_path, cap
         assert not list(folder.glob(".*unfinished*"))
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_stops_a_run_and_costs_nothing(command, shared, tmp_path, capsys, monkeypatch):
     cache = tmp_path / "cache"
     more = ("--cache", cache)

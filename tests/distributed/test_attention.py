@@ -19,6 +19,7 @@ def joined(results, name, what):
     return sum(parts) if what == "kernel" else torch.cat(parts, dim=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype in TOLERANCES])
 def test_output_and_gradients_equal_those_of_one_process(results, name):
     tolerance = TOLERANCES[CASES[name].dtype]

@@ -56,6 +56,7 @@ def test_every_kind_of_unlike_input_is_expected_to_be_refused():
     assert UNLIKE.keys() <= EXPECTED.keys() | ON_ONE_RANK.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_unlike_input_is_refused_on_every_rank_before_data_is_sent(refused, name):
     for rank in range(3):
@@ -75,6 +76,7 @@ def test_what_no_rank_can_do_is_refused_by_each(refused, name):
     assert all(refused[rank][name]["error"].startswith(ON_EACH_RANK[name]) for rank in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("ended", ["killed", "stalled"])
 def test_a_rank_that_ends_or_stalls_ends_the_others_within_the_timeout(tmp_path, ended, backward):

@@ -30,6 +30,7 @@ def assert_same(found, expected, tolerance=1e-10):
         torch.testing.assert_close(found[what], x, rtol=tolerance, atol=tolerance, msg=lambda m, w=what: f"{w}: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_gives_the_same_tokens_and_pooled_vector_on_every_rank(results, expected, split, name):

@@ -104,6 +104,7 @@ def hostile(request, tmp_path_factory):
     return folder, request.param
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_no_record_does_anything_in_a_browser(hostile, browser):
     folder, attack = hostile
@@ -184,6 +185,7 @@ def one_of_each() -> list[tuple[str, dict]]:
     return [(job, record) for (job, _), record in found.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job, record", one_of_each(), ids=lambda value: value if isinstance(value, str) else value["metric"]
 )

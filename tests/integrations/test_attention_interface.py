@@ -241,6 +241,7 @@ def test_gradient_checkpointing_keeps_windows_and_gradients():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same():
     model, ids, mask = switch(build("bert"), 8), tokens(), padded("right")
     compiled = torch.compile(model, fullgraph=True, backend="eager")

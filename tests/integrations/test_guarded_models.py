@@ -96,6 +96,7 @@ def test_a_part_that_has_another_attention_comes_back_with_it(tmp_path):
     assert again.config.text_config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_without_register_a_saved_model_is_refused_by_name(tmp_path):
     model = build("bert")
     model.set_attn_implementation("nystrom")

@@ -26,6 +26,7 @@ def test_checkpointing_gives_the_same_gradients(attention, use_reentrant, small,
         torch.testing.assert_close(results[1][name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph_for_all_lengths(small, lively, ids):
     torch._dynamo.reset()
     model = lively(NystromformerForSequenceClassification(small(num_hidden_layers=1)))

@@ -91,6 +91,7 @@ def whole(material, tmp_path_factory):
     return out, run(material, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps, workers",
     [((5,), 0), ((2, 9, 13), 2)],  # within an epoch; before the first checkpoint, at an epoch's end, in the second one

@@ -47,6 +47,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         assert torch.equal(tensor, other[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill_at, settings",
     [

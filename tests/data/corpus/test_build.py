@@ -52,6 +52,7 @@ def test_special_tokens_in_a_text_are_text_and_tokenizers_that_cut_do_not(make_c
     assert not set(tokens) & {"[MASK]", "[SEP]", "[PAD]"}
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(make_corpus, tmp_path):
     shares = []
     one = make_corpus(cache=tmp_path / "one", report=shares.append)
