@@ -264,7 +264,7 @@ def test_all_processes_agree_on_the_step_when_one_is_signalled(data, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_data_workers_serve_a_step_that_is_to_be_finished(data, tmp_path):
     """Ctrl-C reaches all processes of a terminal's group, batch systems signal all processes of a job."""
     out = tmp_path / "run"
