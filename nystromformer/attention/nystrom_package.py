@@ -128,7 +128,53 @@ def contract_factors(query: Tensor, key: Tensor, mask: Tensor | None, scale: flo
         return zero_masked(F, mask).to(dtype), Z.to(dtype), B.to(dtype)
 
 
-class PackageAttention(nn.Module):
+class PackageArithmetic(nn.Module):
+    """Attention on heads by the package's arithmetic with `legacy`, and otherwise by the contract; rows and factors.
+
+    Layers that differ in their projections share it. They set the attributes, which are read in each call, because
+    code that uses such layers sets them.
+    """
+
+    num_landmarks: int
+    pinv_iterations: int
+    scale: float
+    eps: float
+    legacy: bool
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: Tensor | None) -> Tensor:
+        """(b, h, n, e) from (b, h, n, d); with `legacy` the zeros in front are still there: take the last n rows."""
+        operation = package_attention if self.legacy else nystrom_attention
+        return operation(query, key, value, mask, conv_weight=kernel, **self._options())
+
+    def rows(self, query: Tensor, key: Tensor, mask: Tensor | None, rows: Sequence[int] | Tensor | None) -> Tensor:
+        """Rows of the attention matrix, (b, h, len(rows), n). None: the whole matrix, with `legacy` of N tokens."""
+        length = query.shape[2]
+        if not self.legacy:
+            each = range(length) if rows is None else rows
+            return nystrom_attention_weights(query, key, each, mask, **self._options())
+        F, Z, B = package_factors(query, key, mask, rows=rows, **self._options())
+        weights = F @ Z @ B
+        return weights if rows is None else weights[..., self.padding(length) :]
+
+    def factors(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Factors:
+        if self.legacy:
+            return package_factors(query, key, mask, **self._options())
+        options = NystromOptions(num_landmarks=self.num_landmarks, pinv_iterations=self.pinv_iterations)
+        return contract_factors(query, key, mask, self.scale, options)
+
+    def padding(self, length: int) -> int:
+        """The zeros that complete so many tokens."""
+        return -length % self.num_landmarks if self.legacy else 0
+
+    def _options(self) -> dict[str, Any]:
+        options = {"num_landmarks": self.num_landmarks, "pinv_iterations": self.pinv_iterations, "scale": self.scale}
+        return options | ({"eps": self.eps} if self.legacy else {})
+
+    def extra_repr(self) -> str:
+        return f"num_landmarks={self.num_landmarks}, pinv_iterations={self.pinv_iterations}, legacy={self.legacy}"
+
+
+class PackageAttention(PackageArithmetic):
     """Multi-head Nyström attention on (b, n, dim), with the arguments, attributes and weights of the package.
 
     Args:
@@ -190,48 +236,18 @@ class PackageAttention(nn.Module):
         check_mask("mask", mask, x)
         length = x.shape[1]
         if return_attn is True and not return_attn_matrices:
-            _check_matrix_length(length + self._padding(length))
+            check_matrix_length("return_attn", length + self.padding(length))
         query, key, value = (
             y.unflatten(2, (self.heads, self.dim_head)).transpose(1, 2) for y in self.to_qkv(x).chunk(3, dim=2)
         )  # (b h n d)
-        attend = package_attention if self.legacy else nystrom_attention
-        kernel = self.res_conv.weight if self.residual else None
-        out = attend(query, key, value, mask, conv_weight=kernel, **self._options())
+        out = self.attend(query, key, value, mask, self.res_conv.weight if self.residual else None)
         # The zeros in front stay until after the dropout, so that training draws what the package draws.
         out = self.to_out(out.transpose(1, 2).flatten(2))[:, -length:]
         if return_attn_matrices:
-            return out, self._factors(query, key, mask)
+            return out, self.factors(query, key, mask)
         if return_attn is False:
             return out
-        return out, self._weights(query, key, mask, return_attn)
-
-    def _options(self) -> dict[str, Any]:
-        """Read from the attributes in each call: code that uses the package sets them."""
-        options = {"num_landmarks": self.num_landmarks, "pinv_iterations": self.pinv_iterations, "scale": self.scale}
-        return options | ({"eps": self.eps} if self.legacy else {})
-
-    def _padding(self, length: int) -> int:
-        return -length % self.num_landmarks if self.legacy else 0
-
-    def _factors(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Factors:
-        if self.legacy:
-            return package_factors(query, key, mask, **self._options())
-        options = NystromOptions(num_landmarks=self.num_landmarks, pinv_iterations=self.pinv_iterations)
-        return contract_factors(query, key, mask, self.scale, options)
-
-    def _weights(self, query: Tensor, key: Tensor, mask: Tensor | None, rows: bool | Sequence[int] | Tensor) -> Tensor:
-        """Rows of tokens among tokens, (b, h, r, n); all rows, where `rows` is True."""
-        length = query.shape[2]
-        asked = None if isinstance(rows, bool) else rows
-        if not self.legacy:
-            each = range(length) if asked is None else asked
-            return nystrom_attention_weights(query, key, each, mask, **self._options())
-        F, Z, B = package_factors(query, key, mask, rows=asked, **self._options())
-        weights = F @ Z @ B
-        return weights if asked is None else weights[..., self._padding(length) :]
-
-    def extra_repr(self) -> str:
-        return f"num_landmarks={self.num_landmarks}, pinv_iterations={self.pinv_iterations}, legacy={self.legacy}"
+        return out, self.rows(query, key, mask, None if isinstance(return_attn, bool) else return_attn)
 
 
 @dataclass(frozen=True)
@@ -289,9 +305,10 @@ def _even_where_masked(out: Tensor, value: Tensor, row_mask: Tensor | None) -> T
     return torch.where(row_mask[:, None, :, None], out, value.mean(dim=2, keepdim=True))
 
 
-def _check_matrix_length(length: int) -> None:
+def check_matrix_length(name: str, length: int) -> None:
+    """Refuse the whole matrix, asked for by the argument `name`, of too many tokens."""
     if length > LONGEST_MATRIX:
         raise ValueError(
-            f"return_attn=True with {length} tokens: at most {LONGEST_MATRIX}, since the matrix grows with the square "
-            f"of the length; ask for rows, as return_attn=[0] for the first token, or for return_attn_matrices=True."
+            f"{name}=True with {length} tokens: at most {LONGEST_MATRIX}, since the matrix grows with the square of "
+            f"the length; ask for rows, as {name}=[0] for the first token."
         )

@@ -12,6 +12,7 @@ import pytest
 FILES = {
     "NYSTROMFORMER_XFORMERS": ("xformers==0.0.28.post3", "xformers/components/attention/nystrom.py"),
     "NYSTROMFORMER_SLIDEFLOW": ("slideflow", "slideflow/mil/models/transmil.py"),
+    "NYSTROMFORMER_TORCHMIL": ("torchmil", "torchmil/nn/attention/nystrom_attention.py"),
     "NYSTROMFORMER_VIT_PYTORCH": ("vit-pytorch", "vit_pytorch/efficient.py"),
 }
 """The distribution that holds each file, by the environment variable that names it."""
