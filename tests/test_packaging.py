@@ -257,6 +257,9 @@ for name in ("nystrom-16", "nystrom-local-16", "standard", "linformer-16", "line
     assert attention(query, key, value, mask=mask).isfinite().all(), name
 layer = NystromAttention(dim=64, num_heads=4, num_landmarks=16)
 layer(torch.randn(2, 100, 64), mask=mask).sum().backward()
+from nystromformer.models.mil import TransMIL
+assert TransMIL(features=16, dim=32, heads=4)(torch.randn(2, 100, 16), mask).shape == (2, 2)
+from nystromformer.integrations import nystrom_attention, torchmil, xformers
 for name in ("NystromformerModel", "register"):
     try:
         getattr(nystromformer, name)()
