@@ -18,6 +18,8 @@ POOLINGS = ("cls", "mean")
 
 LINEAR_INITS = ("normal", "uniform")
 
+POSITIONS = ("learned", "rotary")
+
 OURS_ONLY = "of the package nystromformer-torch: import nystromformer; nystromformer.register()"
 """What configuration files name as `attn_implementation`. Transformers' own Nyströmformer would load our checkpoints
 and compute something else; so it refuses them, with these words in its message. Ours knows better."""
@@ -55,6 +57,9 @@ class NystromformerConfig(PreTrainedConfig):
     """Used by attentions that have a dropout of their own: `standard`."""
     max_position_embeddings: int = 510
     """The longest input. The table has `position_offset` rows more."""
+    positions: str = "learned"
+    """"learned": a table, added to the embeddings. "rotary": none; queries and keys are turned by their position before
+    any attention sees them, and the length has no limit but the attention's own."""
     position_offset: int = 2
     """The row of the first token: 2 in the Hub's checkpoints and in RoBERTa, 0 in BERT."""
     type_vocab_size: int = 2
@@ -163,6 +168,7 @@ class NystromformerConfig(PreTrainedConfig):
         check_choice("norm", self.norm, NORMS)
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("linear_init", self.linear_init, LINEAR_INITS)
+        check_choice("positions", self.positions, POSITIONS)
         check_choice("hidden_act", self.hidden_act, ACT2FN)
         if self.classifier_size is not None:
             check_at_least("classifier_size", self.classifier_size, 1)
@@ -174,6 +180,12 @@ class NystromformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}: "
                 f"change one of them."
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"positions='rotary' with hidden_size={self.hidden_size}, num_attention_heads="
+                f"{self.num_attention_heads}: heads of {self.head_dim} numbers can't be turned in pairs; make their "
+                f"width even, or use positions='learned'."
             )
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(

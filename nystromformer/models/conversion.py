@@ -222,6 +222,7 @@ def convert_model(
     >>> type(model).__name__, model.config.max_position_embeddings
     ('NystromformerModel', 4096)
     """
+    check_keeps_positions("learned", changes)
     layout, kind = layout_of(source.config), kind_of(type(source).__name__)
     state, names = source.state_dict(), names_for(source, layout, kind)
     positions = next(key for key in state if key.endswith(POSITIONS))
@@ -281,11 +282,14 @@ def convert_own(source: NystromformerPreTrainedModel, *, max_length: int | None 
     >>> convert_own(NystromformerModel(config), max_length=1024, conv_kernel_size=33).model.config.conv_kernel_size
     33
     """
+    check_keeps_positions(source.config.positions, changes)
     state, before = source.state_dict(), source.config.max_position_embeddings
-    positions = next(key for key in state if key.endswith(POSITIONS))
     length = before if max_length is None else max_length
     check_at_least("max_length", length, 1)
-    state[positions] = tile_positions(state[positions], source.config.position_offset, length)
+    notes = {}
+    for key in [key for key in state if key.endswith(POSITIONS)]:  # none where positions are rotary
+        state[key] = tile_positions(state[key], source.config.position_offset, length)
+        notes |= length_note(key, before, length)
     fields = source.config.to_dict() | {"max_position_embeddings": length}
     if "attention" in changes:
         fields["num_landmarks"] = None  # the new name's number decides, where it has one
@@ -297,11 +301,20 @@ def convert_own(source: NystromformerPreTrainedModel, *, max_length: int | None 
         state,
         model,
         names,
-        notes=length_note(positions, before, length),
+        notes=notes,
         why_left=lambda key, tensor: "of the attention before",
         start_at_zero=r"\.conv\.weight$",
     )
     return Conversion(model, rows)
+
+
+def check_keeps_positions(has: str, changes: dict[str, Any]) -> None:
+    given = changes.get("positions", has)
+    if given != has:
+        raise ValueError(
+            f"positions={given!r}: these weights were trained with {has!r} positions and mean nothing with others; "
+            f"leave it out, or train a new model."
+        )
 
 
 THEIRS: dict[str, type[PreTrainedModel]] = {
@@ -353,6 +366,7 @@ def check_has_bert_form(config: NystromformerConfig) -> None:
     needed = {
         "norm='post'": config.norm == "post",
         "embedding_norm=True": config.embedding_norm,
+        "positions='learned'": config.positions == "learned",
         "an attention with keys of its own": not config.build_attention().shares_query_key,
     }
     for what, is_met in needed.items():

@@ -1,5 +1,6 @@
 """The encoder: embeddings, self-attention, layers, pooling."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from nystromformer.attention import Attention, skip_convolution
 from nystromformer.attention.common import shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.rotary import Rotation, rotate
 
 ONE_KERNEL = {"gelu_new": "gelu_pytorch_tanh"}
 """The same formula, computed and kept for backward as one operation instead of eight."""
@@ -169,7 +171,8 @@ class NystromformerEmbeddings(nn.Module):
         width = config.hidden_size
         self.max_length, self.offset = config.max_position_embeddings, config.position_offset
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(self.max_length + self.offset, width)
+        learned = config.positions == "learned"
+        self.position_embeddings = nn.Embedding(self.max_length + self.offset, width) if learned else None
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.embedding_norm else None
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -182,25 +185,29 @@ class NystromformerEmbeddings(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds  # (b n d)
-        length, device = words.shape[1], words.device
-        if position_ids is None:
-            self.check_length(length)
-            position_ids = torch.arange(self.offset, self.offset + length, device=device).unsqueeze(0)
-        added = self.position_embeddings(position_ids)  # (1 n d): the same for the whole batch, unless given
+        added = []  # each (1 n d) or smaller, the same for the whole batch, unless given
+        if self.position_embeddings is not None:
+            added.append(self.position_embeddings(self.positions(words) if position_ids is None else position_ids))
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
-                token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-            added = added + self.token_type_embeddings(token_type_ids)
+                token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=words.device)
+            added.append(self.token_type_embeddings(token_type_ids))
         elif token_type_ids is not None:
             raise ValueError(
                 f"token_type_ids of shape {shape_of(token_type_ids)} were given to a model without token types "
                 f"(type_vocab_size=0): leave them out, with tokenizer(..., return_token_type_ids=False)."
             )
-        hidden = words + added
+        hidden = words + reduce(torch.add, added) if added else words
         return self.dropout(hidden if self.LayerNorm is None else self.LayerNorm(hidden))
 
+    def positions(self, tokens: Tensor) -> Tensor:
+        """(1, n) of tokens (b, n, …) whose positions are not given."""
+        length = tokens.shape[1]
+        self.check_length(length)
+        return torch.arange(self.offset, self.offset + length, device=tokens.device).unsqueeze(0)
+
     def check_length(self, length: int) -> None:
-        if length > self.max_length:
+        if self.position_embeddings is not None and length > self.max_length:
             raise ValueError(
                 f"length {length}: the position table has room for {self.max_length} tokens; shorten the input with "
                 f"tokenizer(..., truncation=True, max_length={self.max_length}), or lengthen the table with "
@@ -231,11 +238,19 @@ class NystromformerSelfAttention(nn.Module):
             self.attention.__dict__["conv"] = value
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+        self,
+        hidden: Tensor,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(b, n, hidden) → the same, and the attention matrix (b, h, n, n) on request."""
-        query = self._split_heads(self.query(hidden))
-        key = query if self.key is None else self._split_heads(self.key(hidden))
+        """(b, n, hidden) → the same, and the attention matrix (b, h, n, n) on request.
+
+        Queries and keys are turned by `rotation` before the attention sees them: what it makes of them, such as
+        landmarks, is made of turned ones.
+        """
+        query = self._split_heads(self.query(hidden), rotation)
+        key = query if self.key is None else self._split_heads(self.key(hidden), rotation)
         value = self._split_heads(self.value(hidden))
         if output_attentions:
             context, weights = attention_and_map(self.attention, query, key, value, mask)
@@ -243,8 +258,9 @@ class NystromformerSelfAttention(nn.Module):
             context, weights = self.attention(query, key, value, mask), None
         return context.transpose(1, 2).flatten(2), weights
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)  # (b h n d)
+    def _split_heads(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+        heads = x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)  # (b h n d)
+        return heads if rotation is None else rotate(heads, rotation)
 
 
 class NystromformerOutput(nn.Module):
@@ -272,9 +288,13 @@ class NystromformerAttentionBlock(nn.Module):
         self.output = NystromformerOutput(config, config.hidden_size)
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+        self,
+        hidden: Tensor,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        update, weights = self.self(self.output.sublayer_input(hidden), mask, output_attentions)
+        update, weights = self.self(self.output.sublayer_input(hidden), mask, rotation, output_attentions)
         return self.output(update, hidden), weights
 
 
@@ -296,9 +316,13 @@ class NystromformerLayer(GradientCheckpointingLayer):
         self.output = NystromformerOutput(config, config.intermediate_size)
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None = None, output_attentions: bool = False
+        self,
+        hidden: Tensor,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        hidden, weights = self.attention(hidden, mask, output_attentions)
+        hidden, weights = self.attention(hidden, mask, rotation, output_attentions)
         return self.output(self.intermediate(self.output.sublayer_input(hidden)), hidden), weights
 
 
@@ -313,6 +337,7 @@ class NystromformerEncoder(nn.Module):
         self,
         hidden: Tensor,
         mask: Tensor | None = None,
+        rotation: Rotation | None = None,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> BaseModelOutput:
@@ -321,7 +346,7 @@ class NystromformerEncoder(nn.Module):
         for layer in self.layer:
             if output_hidden_states:
                 states.append(hidden)
-            hidden, weights = layer(hidden, mask, output_attentions)
+            hidden, weights = layer(hidden, mask, rotation, output_attentions)
             if output_attentions:
                 maps.append(weights)
         hidden = hidden if self.norm is None else self.norm(hidden)

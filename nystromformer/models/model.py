@@ -24,6 +24,7 @@ from nystromformer.models.encoder import (
     tile_positions,
     token_mask,
 )
+from nystromformer.models.rotary import Rotation, rotation_of
 
 SWITCHABLE = re.compile(
     r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.(position|token_type)_ids$"
@@ -140,10 +141,12 @@ class NystromformerPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def get_position_embeddings(self) -> nn.Embedding:
+        if self.config.positions == "rotary":
+            raise ValueError("positions='rotary': this model has no position embeddings; use positions='learned'.")
         return self.base_model.embeddings.position_embeddings
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Make room for longer input by repeating the learned positions, or cut them.
+        """Make room for longer input by repeating the learned positions, or cut them. Rotary ones need no room.
 
         >>> from nystromformer import NystromformerModel
         >>> model = NystromformerModel(NystromformerConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
@@ -160,8 +163,9 @@ class NystromformerPreTrainedModel(PreTrainedModel):
                 )
         embeddings = self.base_model.embeddings
         old = embeddings.position_embeddings
-        table = tile_positions(old.weight.data, embeddings.offset, new_num_position_embeddings)
-        embeddings.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not old.weight.requires_grad)
+        if old is not None:
+            table = tile_positions(old.weight.data, embeddings.offset, new_num_position_embeddings)
+            embeddings.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not old.weight.requires_grad)
         embeddings.max_length = new_num_position_embeddings
         self.config.max_position_embeddings = new_num_position_embeddings
 
@@ -205,8 +209,9 @@ class NystromformerModel(NystromformerPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode `input_ids` (b, n) or `inputs_embeds` (b, n, hidden).
 
-        `attention_mask` (b, n) is 1 for real tokens, anywhere. `position_ids` are rows of the position table; by
-        default token i has row `position_offset` + i, wherever the padding stands. `pooler_output` is the first real
+        `attention_mask` (b, n) is 1 for real tokens, anywhere. `position_ids` are rows of the position table, or the
+        positions by which rotary models turn tokens; by default token i has `position_offset` + i, wherever the padding
+        stands. `pooler_output` is the first real
         token or the mean of the real tokens (`config.pooling`), through the pooler where the model has one.
         `output_attentions` gives whole matrices, for at most 1,024 tokens.
         """
@@ -214,9 +219,11 @@ class NystromformerModel(NystromformerPreTrainedModel):
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         mask = token_mask(attention_mask, batch, length)
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         encoded = self.encoder(
-            self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds),
+            hidden,
             mask,
+            self._rotation(hidden, position_ids),
             self.config.output_attentions if output_attentions is None else output_attentions,
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states,
         )
@@ -227,6 +234,13 @@ class NystromformerModel(NystromformerPreTrainedModel):
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
+
+    def _rotation(self, hidden: Tensor, position_ids: Tensor | None) -> Rotation | None:
+        """By how much tokens are turned; None where positions are learned."""
+        if self.config.positions == "learned":
+            return None
+        positions = self.embeddings.positions(hidden) if position_ids is None else position_ids
+        return rotation_of(positions, self.config.head_dim, hidden.dtype)
 
     def _check_input(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[int, int]:
         """Batch and length of the one input that must be given."""

@@ -52,6 +52,7 @@ ENCODERS: dict[str, dict[str, object]] = {
     "cls": {},
     "mean-pooling-pre-norm": {"pooling": "mean", "norm": "pre"},
     "pooler": {"add_pooler": True},
+    "rotary-positions": {"positions": "rotary"},
     "no-token-exceeds-the-landmarks": {"num_landmarks": 90, "pooling": "mean"},
 }
 
