@@ -25,7 +25,8 @@ from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, read_records, results, write_config
 from nystromformer.report.page import PAGE, write_report
 from nystromformer.report.tables import Entry, measured, measured_lengths
-from nystromformer.training.lra import RECIPES, Legacy, LraCell, LraRecipe, generate, read_splits
+from nystromformer.training.lra import Legacy, LraCell, generate, read_splits
+from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.run import MODEL
 from nystromformer.training.sweep import run_cell
 
@@ -175,7 +176,7 @@ class DemoOptions:
     def recipe(self) -> LraRecipe:
         """That of `lra listops --preset mini` for shorter expressions and fewer steps."""
         return replace(
-            RECIPES["mini"][TASK],
+            LRA_RECIPES["mini"][TASK],
             steps=self.steps,
             batch_size=32,
             warmup=self.steps // 10,

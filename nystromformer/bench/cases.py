@@ -20,11 +20,9 @@ LONGEST = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One cell of the table."""
+class Setting:
+    """What all cells of a table share."""
 
-    attention: str
-    length: int
     batch: int = 1
     heads: int = 12
     head_dim: int = 64
@@ -33,6 +31,14 @@ class Case:
     dtype: str = "float32"
     device: str = "cpu"
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Setting):
+    """One cell of the table."""
+
+    attention: str
+    length: int
 
     def __post_init__(self) -> None:
         for name in ("length", "batch", "heads", "head_dim"):

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from nystromformer.attention.registry import parse_attention_name
-from nystromformer.bench.cases import DTYPES, Case, make_inputs, prepare
+from nystromformer.bench.cases import DTYPES, Case, Setting, make_inputs, prepare
 from nystromformer.bench.measure import MEASURED, Memory, Times, interleaved_times, is_out_of_memory, measure_memory
 from nystromformer.checks import check_number
 from nystromformer.errors import UserError
@@ -21,19 +21,11 @@ GEMM_SIZE = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(Setting):
     """What to measure; every attention at every length."""
 
     lengths: list[int]
     attentions: list[str]
-    batch: int = 1
-    heads: int = 12
-    head_dim: int = 64
-    backward: bool = False
-    masked: bool = False
-    dtype: str = "float32"
-    device: str = "cpu"
-    seed: int = 0
     budget: float = 15.0
     """Seconds of timing for each length, all attentions together; each gets at least three repeats."""
     cell_limit: float = 60.0
@@ -52,8 +44,8 @@ class BenchOptions:
             )
 
     def case(self, attention: str, length: int) -> Case:
-        shared = ("batch", "heads", "head_dim", "backward", "masked", "dtype", "device", "seed")
-        return Case(attention=attention, length=length, **{name: getattr(self, name) for name in shared})
+        shared = {field.name: getattr(self, field.name) for field in fields(Setting)}
+        return Case(attention=attention, length=length, **shared)
 
     def cases(self) -> list[Case]:
         """All cells, length by length; ValueError for what can't be measured at all."""

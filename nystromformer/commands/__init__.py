@@ -1,9 +1,11 @@
 """The commands, one per file, and what their options have in common. Importing them needs no torch.
 
-An option is declared once, in the signature of its command: name, type, default, range and help. What is out of range
-is refused before anything is imported, read or written. From there on a command hands its options on by their names.
+An option is declared once, in the signature of its command, or in `train_options` for all commands that train: name,
+type, default, range and help. What is out of range is refused before anything is imported, read or written. From there
+on a command hands its options on by their names; one that is named like a field of the recipe changes that field.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typer.models import OptionInfo
 
 from nystromformer.checks import LARGEST_SEED, check_file, check_new_folder, did_you_mean
 from nystromformer.errors import user_input
+from nystromformer.training import DEVICES, DTYPES, PRESETS, SAVE_SECONDS
 
 MANY = 10**9
 """More steps, examples or tokens than any run has."""
@@ -96,18 +99,39 @@ def _short(given: object) -> str:
     return repr(given) if len(str(given)) <= 60 else repr(str(given)[:60] + "…")
 
 
-Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", "paper", "mini", "smoke")]
-Steps = Annotated[int | None, whole_number("Training steps; warm-up shrinks in proportion.")]
-BatchSize = Annotated[int | None, whole_number("Examples of a step, over all processes.", most=LONGEST)]
+Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
 Seeds = Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume where the run in this folder stopped.")]
-SaveSeconds = Annotated[
-    float, number("Write a checkpoint at least so often: what a kill without warning costs.", 1, 1_000_000)
-]
-TrainingDevice = Annotated[str, choice("Where to train.", "auto", "cpu", "cuda")]
-TrainingDtype = Annotated[str, choice("Precision of training.", "float32", "bfloat16", "float16")]
+TrainingDtype = Annotated[str, choice("Precision of training.", *DTYPES)]
 Dtype = Annotated[str, choice("Precision of the model.", "float32", "float16", "bfloat16", "float64")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="name=value for any field of TrainingArguments; may be repeated.")
-]
+
+
+def train_options(
+    preset: Preset = "paper",
+    steps: Annotated[int | None, whole_number("Training steps; warm-up shrinks in proportion.")] = None,
+    batch_size: Annotated[int | None, whole_number("Examples of a step, over all processes.", most=LONGEST)] = None,
+    max_length: Annotated[int | None, whole_number("Cut longer inputs here.", most=LONGEST)] = None,
+    seed: Annotated[int, seed_of("weights, dropout and the order of examples")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume where the run in this folder stopped.")] = False,
+    save_seconds: Annotated[
+        float, number("Write a checkpoint at least so often: what a kill without warning costs.", 1, 1_000_000)
+    ] = SAVE_SECONDS,
+    device: Annotated[str, choice("Where to train.", *DEVICES)] = "auto",
+    dtype: TrainingDtype = "float32",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value for any field of TrainingArguments; may be repeated.")
+    ] = None,
+) -> None:
+    """The options of every command that trains. One that says it differently declares its own."""
+
+
+def training_command(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `train_options` in place of its `**training`, which holds their values when it is called."""
+    own = inspect.signature(command)
+    listed = {name: option for name, option in own.parameters.items() if option.kind is not option.VAR_KEYWORD}
+    common = inspect.signature(train_options).parameters
+    options = listed | {
+        name: option.replace(kind=option.KEYWORD_ONLY) for name, option in common.items() if name not in listed
+    }
+    command.__signature__ = own.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
+    return command

@@ -32,6 +32,7 @@ def bench(
 
     Example: `nystromformer bench --lengths 1024,4096 --attention standard,nystrom-64 --peers`
     """
+    given = {name: value for name, value in locals().items() if name not in ("attention", "peers", "out")}
     from nystromformer.bench.cases import available_peers, default_attentions, parse_lengths
     from nystromformer.bench.run import BenchOptions, run_bench
     from nystromformer.checks import parse_names
@@ -50,20 +51,7 @@ def bench(
             if missing:
                 raise UserError(f"--peers: {', '.join(missing)}.")
             names += [peer for peer in reasons if peer not in names]
-        options = BenchOptions(
-            lengths=parse_lengths(lengths),
-            attentions=names,
-            batch=batch,
-            heads=heads,
-            head_dim=head_dim,
-            backward=backward,
-            masked=masked,
-            dtype=dtype,
-            device=device,
-            seed=seed,
-            budget=budget,
-            cell_limit=cell_limit,
-        )
+        options = BenchOptions(**given | {"lengths": parse_lengths(lengths), "attentions": names})
         new_job_folder(out)
     config = asdict(options)
     write_config(out, config)

@@ -1,28 +1,15 @@
 """`nystromformer finetune`: GLUE, IMDB or your own texts, with any encoder and any attention."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import (
-    LONGEST,
-    BatchSize,
-    Preset,
-    Resume,
-    SaveSeconds,
-    Seeds,
-    Settings,
-    TrainingDevice,
-    TrainingDtype,
-    new_folder,
-    number,
-    seed_of,
-    whole_number,
-)
+from nystromformer.commands import LONGEST, Seeds, new_folder, number, training_command, whole_number
 from nystromformer.errors import user_input
 
 
+@training_command
 def finetune(
     task: Annotated[
         str,
@@ -47,16 +34,13 @@ def finetune(
             most=LONGEST,
         ),
     ] = None,
-    preset: Preset = "paper",
     out: Annotated[Path, new_folder("Folder for records and models.")] = Path("runs/finetune"),
-    seed: Annotated[int, seed_of("new weights, dropout and the order of examples")] = 0,
     seeds: Seeds = "",
     search: Annotated[
         bool, typer.Option("--search", help="The paper's for MRPC: batch 8, 16, 32 × rate 2e-5 to 5e-5, the best kept.")
     ] = False,
     epochs: Annotated[float | None, number("Times through the training part.", 0.001, 100_000)] = None,
     steps: Annotated[int | None, whole_number("Training steps, in place of epochs.")] = None,
-    batch_size: BatchSize = None,
     learning_rate: Annotated[float | None, number("The highest, after the warm-up.", 1e-12, 100)] = None,
     max_length: Annotated[
         int | None,
@@ -79,11 +63,7 @@ def finetune(
         bool | None,
         typer.Option("--predict/--no-predict", help="Predict test parts without labels. [default: in preset paper]"),
     ] = None,
-    resume: Resume = False,
-    save_seconds: SaveSeconds = 600.0,
-    device: TrainingDevice = "auto",
-    dtype: TrainingDtype = "float32",
-    settings: Settings = None,
+    **training: Any,
 ) -> None:
     """Fine-tune on GLUE, IMDB or your own texts, and put the scores beside the paper's.
 
@@ -96,5 +76,5 @@ def finetune(
         from nystromformer.training.finetuning import FinetuningSweep
         from nystromformer.training.sweep import run_sweep
 
-        sweep = FinetuningSweep(**given)
+        sweep = FinetuningSweep.given(**given | given.pop("training"))
     run_sweep(sweep, say=typer.echo)

@@ -1,75 +1,42 @@
 """`nystromformer lra`: Long Range Arena, one task or all of them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import (
-    LONGEST,
-    BatchSize,
-    Preset,
-    Resume,
-    SaveSeconds,
-    Seeds,
-    Settings,
-    Steps,
-    TrainingDevice,
-    choice,
-    new_folder,
-    number,
-    seed_of,
-    whole_number,
-)
+from nystromformer.commands import Seeds, choice, new_folder, number, training_command
 from nystromformer.errors import user_input
+from nystromformer.training import DTYPES
 
 LEGACY = "As the released code does"
 """The part of the help with the switches for it."""
 
 
-def legacy_switch(name: str, help: str) -> object:
-    return typer.Option(name, help=help, rich_help_panel=LEGACY)
+def switch(name: str, help: str) -> object:
+    return typer.Option(f"--{name}", help=help, rich_help_panel=LEGACY)
 
 
+@training_command
 def lra(
     task: Annotated[str, typer.Argument(help="listops, text, retrieval, image, pathfinder, several of them, or all.")],
     attention: Annotated[str, typer.Option(help="Attentions by name, or `all`.")] = "",
-    preset: Preset = "paper",
     data: Annotated[
         str, typer.Option(help="Folder of the data or its Hub id; for several tasks, a folder of such folders.")
     ] = "",
     out: Annotated[Path, new_folder("Folder for records and checkpoints.")] = Path("runs/lra"),
-    seed: Annotated[int, seed_of("weights, dropout and the order of examples")] = 0,
     seeds: Seeds = "",
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    max_length: Annotated[int | None, whole_number("Cut longer inputs here.", most=LONGEST)] = None,
     attention_dropout: Annotated[float | None, number("Of the attention matrix, in `standard`.", 0, 0.99)] = None,
-    resume: Resume = False,
-    save_seconds: SaveSeconds = 600.0,
-    device: TrainingDevice = "auto",
-    dtype: Annotated[
-        str | None, choice("Precision of training. [default: the preset's]", "float32", "bfloat16", "float16")
-    ] = None,
-    settings: Settings = None,
-    legacy: Annotated[bool, legacy_switch("--legacy", "All of the following.")] = False,
-    legacy_padding_id: Annotated[
-        bool, legacy_switch("--legacy-padding-id", "Token value 0 is padding; black pixels vanish.")
-    ] = False,
-    legacy_pooling: Annotated[
-        bool, legacy_switch("--legacy-pooling", "The mean divides by the padded length.")
-    ] = False,
-    legacy_text_length: Annotated[bool, legacy_switch("--legacy-text-length", "Text is cut at 1,000 bytes.")] = False,
-    legacy_dev_is_test: Annotated[
-        bool, legacy_switch("--legacy-dev-is-test", "Text is developed on its test part.")
-    ] = False,
-    legacy_no_seed: Annotated[bool, legacy_switch("--legacy-no-seed", "Another seed in each run.")] = False,
-    legacy_one_cycle: Annotated[
-        bool, legacy_switch("--legacy-one-cycle", "A one-cycle schedule that moves β₁, too.")
-    ] = False,
-    legacy_drop_last: Annotated[
-        bool, legacy_switch("--legacy-drop-last", "Evaluate without the last, smaller batch.")
-    ] = False,
+    dtype: Annotated[str | None, choice("Precision of training. [default: the preset's]", *DTYPES)] = None,
+    legacy: Annotated[bool, switch("legacy", "All of the following.")] = False,
+    legacy_padding_id: Annotated[bool, switch("legacy-padding-id", "Token 0 is padding; black pixels vanish.")] = False,
+    legacy_pooling: Annotated[bool, switch("legacy-pooling", "The mean divides by the padded length.")] = False,
+    legacy_text_length: Annotated[bool, switch("legacy-text-length", "Text is cut at 1,000 bytes.")] = False,
+    legacy_dev_is_test: Annotated[bool, switch("legacy-dev-is-test", "Text is developed on its test part.")] = False,
+    legacy_no_seed: Annotated[bool, switch("legacy-no-seed", "Another seed in each run.")] = False,
+    legacy_one_cycle: Annotated[bool, switch("legacy-one-cycle", "A one-cycle schedule that moves β₁, too.")] = False,
+    legacy_drop_last: Annotated[bool, switch("legacy-drop-last", "Evaluate without the last, smaller batch.")] = False,
+    **training: Any,
 ) -> None:
     """Train and test on Long Range Arena, and put the results beside the paper's.
 
@@ -81,7 +48,8 @@ def lra(
     from nystromformer.training.lra import Legacy, LraSweep
     from nystromformer.training.sweep import run_sweep
 
+    given |= given.pop("training")
     switches = {name.removeprefix("legacy_"): given.pop(name) or legacy for name in [*given] if "legacy_" in name}
     with user_input():
-        sweep = LraSweep(**given | {"legacy": Legacy(**switches)})
+        sweep = LraSweep.given(**given | {"legacy": Legacy(**switches)})
     run_sweep(sweep, say=typer.echo)

@@ -40,7 +40,8 @@ def lra_data(
 
     from nystromformer.checks import check_choice
     from nystromformer.data.lra import TASKS, fetch, pathfinder
-    from nystromformer.training.lra import RECIPES, generate
+    from nystromformer.training.lra import generate
+    from nystromformer.training.recipes import LRA_RECIPES
 
     given = {
         "listops": {"train": train, "dev": dev, "test": test, "min_tokens": min_tokens, "max_tokens": max_tokens},
@@ -56,7 +57,7 @@ def lra_data(
             raise UserError(f"--preview: belongs to pathfinder, not to {task}; leave it out.")
         if out is None and preview is None:
             raise UserError("--out is missing: give the folder to write.")
-        data: Any = RECIPES[preset][task].data
+        data: Any = LRA_RECIPES[preset][task].data
         if data is not None:
             changes = {option: value for option, value in given[task].items() if value is not None}
             data = replace(data, **changes, seed=seed)

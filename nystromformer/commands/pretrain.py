@@ -1,29 +1,16 @@
 """`nystromformer pretrain`: masked words and sentence order, from raw text to curves."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import (
-    LONGEST,
-    BatchSize,
-    Preset,
-    Resume,
-    SaveSeconds,
-    Settings,
-    Steps,
-    TrainingDevice,
-    TrainingDtype,
-    choice,
-    new_folder,
-    number,
-    seed_of,
-    whole_number,
-)
+from nystromformer.commands import LONGEST, choice, new_folder, number, seed_of, training_command, whole_number
 from nystromformer.errors import user_input
+from nystromformer.training import SIZES
 
 
+@training_command
 def pretrain(
     corpus: Annotated[
         list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
@@ -32,18 +19,13 @@ def pretrain(
         str,
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),
     ] = "",
-    size: Annotated[
-        str | None, choice("Of the model. [default: the preset's]", "tiny", "mini", "small", "minilm", "base")
-    ] = None,
+    size: Annotated[str | None, choice("Of the model. [default: the preset's]", *SIZES)] = None,
     attention: Annotated[str, typer.Option(help="Any attention by name.")] = "nystrom-64",
     source: Annotated[
         str, typer.Option("--from", metavar="MODEL", help="Start from the weights of a BERT-like model or one of ours.")
     ] = "",
-    preset: Preset = "paper",
     out: Annotated[Path, new_folder("Folder for records, curves, checkpoints and the model.")] = Path("runs/pretrain"),
     cache: Annotated[Path, new_folder("Folder for tokenized corpora and trained tokenizers.")] = Path("runs/corpus"),
-    steps: Steps = None,
-    batch_size: BatchSize = None,
     micro_batch: Annotated[
         int | None, whole_number("Examples at a time; a step accumulates several.", most=LONGEST)
     ] = None,
@@ -62,11 +44,7 @@ def pretrain(
         list[Path] | None, typer.Option(help="Folder of another run to draw into the curves; may be repeated.")
     ] = None,
     seed: Annotated[int, seed_of("weights, dropout, masks and the order of examples")] = 0,
-    resume: Resume = False,
-    save_seconds: SaveSeconds = 600.0,
-    device: TrainingDevice = "auto",
-    dtype: TrainingDtype = "float32",
-    settings: Settings = None,
+    **training: Any,
 ) -> None:
     """Pretrain a model on raw text with masked words and sentence order (MLM + SOP), as the paper does.
 
@@ -77,7 +55,6 @@ def pretrain(
     given = dict(locals())
     from nystromformer.training import pretraining
 
-    lists = {"corpora": given.pop("corpus"), "beside": beside or (), "settings": settings or ()}
     with user_input():
-        options = pretraining.PretrainOptions(**given | {name: tuple(values) for name, values in lists.items()})
+        options = pretraining.PretrainOptions.given(**given | given.pop("training"))
     pretraining.pretrain(options, say=typer.echo)

@@ -1,19 +1,20 @@
-"""How a model is trained: a job's recipe and the user's `--set name=value` make Transformers' `TrainingArguments`."""
+"""What a training command is asked for: its recipe and `--set name=value` make Transformers' `TrainingArguments`."""
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from nystromformer.checks import did_you_mean
+from nystromformer.training import DEVICES, DTYPES
+from nystromformer.training.recipes import Recipe
 
 LARGEST = 10**12
 """No field has a use for larger numbers."""
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16", "float16")
 OURS = {
     "output_dir": "--out",
     "max_steps": "--steps",
@@ -60,34 +61,63 @@ _REHEARSED: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a model is trained. Each job adds what is its own, and `arguments`, fields of `TrainingArguments`."""
+class TrainingOptions:
+    """What every training command is asked for: its options by their names. Each command checks its own when made."""
 
-    steps: int | None
-    batch_size: int
-    learning_rate: float
-    warmup: float
-    """Steps in which the learning rate rises; below 1 it is a share of all steps."""
-    max_length: int
-    """Longer inputs are cut here."""
+    preset: str
+    out: Path
+    seed: int
+    resume: bool
+    save_seconds: float
+    """Between checkpoints, at most."""
+    device: str
+    dtype: str
+    settings: list[str] | None
+    changes: dict[str, Any]
+    """Options that are named like a field of the recipe, and given: what they change there."""
 
-    def changed(self, **changes: Any) -> Self:
-        """With some fields changed; None leaves a field as it is.
+    @classmethod
+    def given(cls, **options: Any) -> Self:
+        """From all options of a command. What is no field here is one of the recipe's."""
+        own = {field.name for field in fields(cls)}
+        return cls(
+            **{name: value for name, value in options.items() if name in own},
+            changes={name: value for name, value in options.items() if name not in own and value is not None},
+        )
 
-        With fewer steps, warm-up and intervals that are counted in steps shrink too.
-        """
-        given = {name: value for name, value in changes.items() if value is not None}
-        if self.steps is not None and "steps" in given:
-            intervals = [field.name for field in fields(self) if field.name.endswith("_every")]
-            shrunk = {name: min(getattr(self, name), given["steps"]) for name in intervals}
-            if self.warmup >= 1:
-                shrunk["warmup"] = round(self.warmup * min(1.0, given["steps"] / self.steps))
-            given = shrunk | given
-        return replace(self, **given)
+    @cached_property
+    def parsed_settings(self) -> dict[str, Any]:
+        return parse_settings(self.settings or [])
 
-    def noted(self) -> dict[str, Any]:
-        """As it stands in `config.json` and in each record."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run: everything that decides what comes out, but for the data."""
+
+    job: ClassVar[str]
+    preset: str
+    attention: str
+    seed: int
+    recipe: Recipe
+    settings: dict[str, Any]
+    """Fields of `TrainingArguments` that the user has set."""
+    dtype: str
+
+    def config(self) -> dict[str, Any]:
+        """As it is noted in the folder and in each record."""
+        own = {name: value for name, value in vars(self).items() if name != "recipe"}
+        return own | self.recipe.noted() | {"processes": processes()}
+
+    def training_arguments(self, out: Path, device: str, recipe_fields: dict[str, Any]) -> TrainingArguments:
+        return training_arguments(
+            out,
+            batch_size=self.recipe.batch_size,
+            seed=self.seed,
+            device=device,
+            dtype=self.dtype,
+            defaults=recipe_fields,
+            settings=self.settings,
+        )
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -156,7 +186,7 @@ def training_arguments(
         raise ValueError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}.")
     if dtype == "float16" and on_cpu(device):
         raise ValueError("--dtype float16: needs a GPU, since gradients are scaled there; use bfloat16 or float32.")
-    accumulation = int(settings.get("gradient_accumulation_steps", 1))
+    accumulation = int((defaults | settings).get("gradient_accumulation_steps", 1))
     if accumulation < 1:
         raise ValueError(f"--set gradient_accumulation_steps={accumulation}: must be at least 1.")
     shares = processes() * accumulation

@@ -1,4 +1,4 @@
-"""Fine-tuning: the recipes, one run by one of them, and the sweep that `finetune` asks for."""
+"""Fine-tuning: one run by a recipe, and the sweep that `finetune` asks for."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -11,126 +11,34 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from nystromformer.checks import check_choice, parse_names
-from nystromformer.data.glue import CUSTOM, TASKS, Columns, TextSplits, read_custom, read_task, task_name
+from nystromformer.data.glue import CUSTOM, TASKS, Columns, read_custom, read_task, task_name
 from nystromformer.data.lra import as_is
 from nystromformer.errors import user_input
 from nystromformer.files import write_text
 from nystromformer.integrations import register
 from nystromformer.report.table import Table
 from nystromformer.report.tables import SCORES, finetune_tables
-from nystromformer.training.arguments import Recipe
 from nystromformer.training.checkpoints import last_checkpoint, trainer_state
-from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts
+from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts, limited
 from nystromformer.training.finetuning_models import Source, check_attention, load_classifier
 from nystromformer.training.metrics import metric_function, scores
+from nystromformer.training.recipes import (
+    FINETUNING_RECIPES,
+    SEARCH_BATCH_SIZES,
+    SEARCH_LEARNING_RATES,
+    FinetuningRecipe,
+)
 from nystromformer.training.sweep import Cell, Sweep
 from nystromformer.training.trainer import ExactTrainer, LongestFirst
 
 PAPER_TASKS = tuple(TASKS)[:6]
 """What `all` stands for."""
 
-SEARCH_BATCH_SIZES = (8, 16, 32)
-
-SEARCH_LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-"""What the paper searches for MRPC: the best on the development part is taken."""
-
 SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
 """Names of GLUE's submission files that are not the task's own."""
 
 HIGHEST_SCORE = 5.0
 """Of STS-B."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuningRecipe(Recipe):
-    """The defaults are the paper's: batch 32, AdamW with 3e-5, 4 epochs. It says nothing of warm-up and weight decay:
-    these are BERT's."""
-
-    epochs: float = 4
-    steps: int | None = None
-    """In place of epochs."""
-    batch_size: int = 32
-    learning_rate: float = 3e-5
-    max_length: int = 512
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    evals_per_epoch: int = 1
-    patience: int | None = None
-    """Stop after so many evaluations in a row without a better one; None never does."""
-    train_examples: int | None = None
-    dev_examples: int | None = None
-    test_examples: int | None = None
-    """At most so many are used; None is all. Test parts without labels are always predicted whole."""
-
-    def steps_of(self, examples: int) -> int:
-        """
-        >>> FinetuningRecipe().steps_of(3668)
-        460
-        """
-        return self.steps or max(1, round(self.epochs * self._per_epoch(examples)))
-
-    def arguments(self, examples: int, metric: str) -> dict[str, Any]:
-        """Fields of `TrainingArguments` for a training part of so many examples."""
-        steps = self.steps_of(examples)
-        every = min(steps, max(1, self._per_epoch(examples) // self.evals_per_epoch))
-        return {
-            "max_steps": steps,
-            "learning_rate": self.learning_rate,
-            "warmup_steps": round(self.warmup * steps),
-            "lr_scheduler_type": "linear",
-            "optim": "adamw_torch",
-            "weight_decay": self.weight_decay,
-            "eval_strategy": "steps",
-            "eval_steps": every,
-            "save_strategy": "steps",
-            "save_steps": every,
-            "logging_steps": every,
-            "metric_for_best_model": metric,
-            "greater_is_better": True,
-            "load_best_model_at_end": True,
-            "restore_callback_states_from_checkpoint": True,  # how long there was no better evaluation
-        }
-
-    def limited(self, splits: TextSplits, with_unlabeled: bool) -> TextSplits:
-        """The examples that are used; test parts without labels only where they are to be predicted."""
-        return TextSplits(
-            splits.train.some(self.train_examples),
-            {name: part.some(self.dev_examples) for name, part in splits.dev.items()},
-            {
-                name: part if part.labels is None else part.some(self.test_examples)
-                for name, part in splits.test.items()
-                if part.labels is not None or with_unlabeled
-            },
-            splits.labels,
-        )
-
-    def _per_epoch(self, examples: int) -> int:
-        return -(-examples // self.batch_size)
-
-
-PAPER = FinetuningRecipe()
-
-MINI = FinetuningRecipe(
-    epochs=2,
-    learning_rate=5e-5,
-    max_length=128,
-    train_examples=2_000,
-    dev_examples=500,
-    test_examples=1_000,
-    evals_per_epoch=2,
-)
-
-SMOKE = FinetuningRecipe(
-    steps=4,
-    batch_size=4,
-    max_length=32,
-    train_examples=16,
-    dev_examples=8,
-    test_examples=8,
-    evals_per_epoch=2,
-)
-
-RECIPES: dict[str, FinetuningRecipe] = {"paper": PAPER, "mini": MINI, "smoke": SMOKE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,18 +129,12 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
     pair_column: str
     label_column: str
     search: bool
-    epochs: float | None
-    learning_rate: float | None
-    patience: int | None
-    train_examples: int | None
-    dev_examples: int | None
-    test_examples: int | None
     predict: bool | None
     """Whether to predict test parts without labels; None does in full runs, as others are not worth submitting."""
     new_head: bool
 
     def __post_init__(self) -> None:
-        if self.search and (self.batch_size or self.learning_rate):
+        if self.search and self.changes.keys() & {"batch_size", "learning_rate"}:
             raise ValueError("--search tries batch sizes and learning rates: leave out --batch-size, --learning-rate.")
         if (self.pair_column or self.label_column) and not self.text_column:
             raise ValueError("--text-column is missing: give the column of the (first) text.")
@@ -245,8 +147,8 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
             raise ValueError(f"TASK {CUSTOM}: needs --data, a file or a folder with train.csv or the like.")
         for attention in self.attentions:
             check_attention(self.source, attention, self.conv_kernel_size)
-        if self.max_length is not None:
-            self.source.check_length(self.max_length)
+        if "max_length" in self.changes:
+            self.source.check_length(self.changes["max_length"])
         super().__post_init__()
 
     @cached_property
@@ -268,21 +170,11 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
     @cached_property
     def recipes(self) -> list[FinetuningRecipe]:
         """One, or all of a search."""
-        recipe = RECIPES[self.preset].changed(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            learning_rate=self.learning_rate,
-            epochs=self.epochs,
-            patience=self.patience,
-            train_examples=self.train_examples,
-            dev_examples=self.dev_examples,
-            test_examples=self.test_examples,
-        )
-        if self.epochs is not None and self.steps is None:
+        recipe = FINETUNING_RECIPES[self.preset].changed(**self.changes)
+        if "epochs" in self.changes and "steps" not in self.changes:
             recipe = replace(recipe, steps=None)
         room = self.source.max_length
-        if self.max_length is None and room is not None:  # only a length that was asked for lengthens a model
+        if "max_length" not in self.changes and room is not None:  # only a length that was asked for lengthens a model
             recipe = replace(recipe, max_length=min(recipe.max_length, room))
         if not self.search:
             return [recipe]
@@ -305,7 +197,7 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
                 new_head=self.new_head,
                 conv_kernel_size=self.source.conv_kernel_size(attention, self.conv_kernel_size),
                 search=self.search,
-                settings=self.all_settings,
+                settings=self.parsed_settings,
                 dtype=self.dtype,
             )
             for task in self.tasks
@@ -324,7 +216,7 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
         types = getattr(self.source.config(), "type_vocab_size", 0) > 1
         return FinetuningData.of(
             cell.task,
-            cell.recipe.limited(splits, with_unlabeled=predict),
+            limited(splits, cell.recipe, with_unlabeled=predict),
             tokenizer,
             cell.recipe.max_length,
             with_types=types and "token_type_ids" in tokenizer.model_input_names,
@@ -334,12 +226,9 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
     def columns(self) -> Columns:
         return Columns(first=self.text_column, second=self.pair_column or None, label=self.label_column or "label")
 
-    def line(self, cell: FinetuningCell, record: dict[str, Any]) -> str:
-        return (
-            f"{cell.task}, {cell.variant}, seed {cell.seed}: {SCORES[record['name']]} {100 * record['value']:.2f} on "
-            f"{record['scored_examples'][record['part']]:,} examples ({record['part']}), after {record['step']:,} "
-            f"steps and {record['examples_seen']:,} examples"
-        )
+    def result(self, record: dict[str, Any]) -> str:
+        examples = record["scored_examples"][record["part"]]
+        return f"{SCORES[record['name']]} {100 * record['value']:.2f} on {examples:,} examples ({record['part']})"
 
     def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         return finetune_tables(records)

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nystromformer.data.glue import Texts, TextSplits
 from nystromformer.progress import count_bar
+from nystromformer.training.recipes import FinetuningRecipe
 
 CHUNK = 1_000
 """Texts that are tokenized at once."""
@@ -49,6 +50,20 @@ class TokenizedTexts:
         if self.labels is not None:
             found["labels"] = torch.from_numpy(self.labels[np.asarray(positions)])
         return found
+
+
+def limited(splits: TextSplits, recipe: FinetuningRecipe, with_unlabeled: bool) -> TextSplits:
+    """The examples that are used; test parts without labels only where they are to be predicted."""
+    return TextSplits(
+        splits.train.some(recipe.train_examples),
+        {name: part.some(recipe.dev_examples) for name, part in splits.dev.items()},
+        {
+            name: part if part.labels is None else part.some(recipe.test_examples)
+            for name, part in splits.test.items()
+            if part.labels is not None or with_unlabeled
+        },
+        splits.labels,
+    )
 
 
 def tokenize(

@@ -1,4 +1,4 @@
-"""Long Range Arena: the recipes of each task, one run by one of them, and the sweep that `lra` asks for."""
+"""Long Range Arena: one run by a recipe, and the sweep that `lra` asks for."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -22,8 +22,9 @@ from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
 from nystromformer.progress import count_bar
 from nystromformer.report.table import Table
 from nystromformer.report.tables import lra_tables
-from nystromformer.training.arguments import Recipe, on_cpu, processes
+from nystromformer.training.arguments import on_cpu, processes
 from nystromformer.training.metrics import metric_function
+from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.sweep import Cell, Sweep
 from nystromformer.training.trainer import ExactTrainer
 
@@ -43,113 +44,6 @@ GENERATED = Path("data/lra")
 
 LEGACY_TEXT_LENGTH = 1_000
 """Where the released script cuts Text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LraRecipe(Recipe):
-    """How a task is trained and tested. The defaults are what the paper's recipes share."""
-
-    steps: int
-    eval_every: int
-    learning_rate: float = 1e-4
-    attention_dropout: float = 0.1
-    """Of the attention matrix, in the attention that has one: standard."""
-    train_examples: int | None = None
-    dev_examples: int | None = None
-    test_examples: int | None = None
-    """At most so many are used; None is all."""
-    data: ListOpsOptions | PathfinderSetOptions | None = None
-    """How data is made where none is given."""
-
-    @property
-    def positions(self) -> int:
-        """Room in the position table: the next power of two."""
-        return 1 << (self.max_length - 1).bit_length()
-
-    def noted(self) -> dict[str, Any]:
-        return {name: value for name, value in super().noted().items() if name != "data"}
-
-    def arguments(self) -> dict[str, Any]:
-        """Fields of `TrainingArguments`."""
-        return {
-            "max_steps": self.steps,
-            "learning_rate": self.learning_rate,
-            "warmup_steps": self.warmup,
-            "lr_scheduler_type": "linear",
-            "optim": "adamw_torch",
-            "adam_epsilon": 1e-6,
-            "weight_decay": 0.0,
-            "max_grad_norm": 0.0,
-            "eval_strategy": "steps",
-            "eval_steps": self.eval_every,
-            "save_strategy": "steps",
-            "save_steps": self.eval_every,
-            "logging_steps": self.eval_every,
-            "metric_for_best_model": "accuracy",
-            "greater_is_better": True,
-            "load_best_model_at_end": True,
-        }
-
-
-PAPER = {
-    "listops": LraRecipe(
-        steps=5_000, batch_size=32, warmup=1_000, eval_every=50, max_length=2_000, data=ListOpsOptions()
-    ),
-    "text": LraRecipe(steps=20_000, batch_size=32, warmup=8_000, eval_every=500, max_length=4_000),
-    "retrieval": LraRecipe(steps=30_000, batch_size=32, warmup=800, eval_every=300, max_length=4_000),
-    "image": LraRecipe(steps=35_000, batch_size=256, warmup=175, eval_every=175, max_length=1_024),
-    "pathfinder": LraRecipe(
-        steps=62_400, batch_size=256, warmup=312, eval_every=312, max_length=1_024, data=PathfinderSetOptions()
-    ),
-}
-
-# Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.
-_MINI = LraRecipe(
-    steps=600,
-    batch_size=16,
-    warmup=60,
-    eval_every=200,
-    max_length=1_000,
-    learning_rate=1e-3,
-    attention_dropout=0.0,
-    dev_examples=500,
-    test_examples=2_000,
-)
-MINI = {
-    "listops": replace(
-        _MINI,
-        eval_every=100,
-        max_length=256,
-        learning_rate=2e-3,
-        data=ListOpsOptions(min_tokens=64, max_tokens=256, train=20_000, dev=2_000, test=2_000),
-    ),
-    "text": _MINI,
-    "retrieval": replace(_MINI, batch_size=8),
-    "image": replace(_MINI, max_length=1_024),
-    "pathfinder": replace(_MINI, max_length=1_024, data=PathfinderSetOptions(count=20_000, contour_length=6)),
-}
-
-_SMOKE = LraRecipe(
-    steps=4,
-    batch_size=4,
-    warmup=1,
-    eval_every=2,
-    max_length=128,
-    learning_rate=1e-3,
-    attention_dropout=0.0,
-    train_examples=16,
-    dev_examples=6,
-    test_examples=10,
-)
-SMOKE = {
-    "listops": replace(_SMOKE, data=ListOpsOptions(min_tokens=16, max_tokens=64, train=16, dev=6, test=10)),
-    "text": _SMOKE,
-    "retrieval": _SMOKE,
-    "image": _SMOKE,
-    "pathfinder": replace(_SMOKE, data=PathfinderSetOptions(count=40)),
-}
-
-RECIPES: dict[str, dict[str, LraRecipe]] = {"paper": PAPER, "mini": MINI, "smoke": SMOKE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +76,10 @@ class LraCell(Cell[Splits]):
     job = "lra"
     recipe: LraRecipe
     legacy: Legacy
+
+    @property
+    def title(self) -> str:
+        return TASKS[self.task].title
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"legacy": self.legacy.names()}
@@ -230,7 +128,6 @@ class LraCell(Cell[Splits]):
 class LraSweep(Sweep[LraCell, Splits]):
     """What `lra` was asked for."""
 
-    attention_dropout: float | None
     legacy: Legacy
 
     def __post_init__(self) -> None:
@@ -261,23 +158,15 @@ class LraSweep(Sweep[LraCell, Splits]):
                 attention=attention,
                 seed=seed,
                 preset=self.preset,
-                recipe=self.recipe_of(task),
+                recipe=LRA_RECIPES[self.preset][task].changed(**self.changes),
                 legacy=self.legacy,
-                settings=self.all_settings,
+                settings=self.parsed_settings,
                 dtype=dtype,
             )
             for task in tasks
             for attention in attentions
             for seed in seeds
         ]
-
-    def recipe_of(self, task: str) -> LraRecipe:
-        return RECIPES[self.preset][task].changed(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            attention_dropout=self.attention_dropout,
-        )
 
     def read(self, cell: LraCell, arguments: TrainingArguments, say: Callable[[str], None]) -> Splits:
         with arguments.main_process_first():  # which generates what is not there
@@ -305,12 +194,8 @@ class LraSweep(Sweep[LraCell, Splits]):
         check_options(folder, asdict(cell.recipe.data))
         return folder
 
-    def line(self, cell: LraCell, record: dict[str, Any]) -> str:
-        return (
-            f"{TASKS[cell.task].title}, {cell.attention}, seed {cell.seed}: {100 * record['value']:.2f} % of "
-            f"{record['test_examples']:,} test examples right, after {record['step']:,} steps and "
-            f"{record['examples_seen']:,} examples"
-        )
+    def result(self, record: dict[str, Any]) -> str:
+        return f"{100 * record['value']:.2f} % of {record['test_examples']:,} test examples right"
 
     def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         return lra_tables(records)

@@ -1,7 +1,7 @@
-"""Pretraining: the recipes, what `pretrain` was asked for, and its run from raw text to curves."""
+"""Pretraining: what `pretrain` was asked for, and its run from raw text to curves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -20,9 +20,10 @@ from nystromformer.models import NystromformerForPreTraining
 from nystromformer.progress import share_bar
 from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
-from nystromformer.training.arguments import Recipe, parse_settings, processes, training_arguments
+from nystromformer.training import SAVE_SECONDS
+from nystromformer.training.arguments import Run, TrainingOptions, processes
 from nystromformer.training.callbacks import Curves
-from nystromformer.training.pretraining_models import SIZES, build_model, special_tokens
+from nystromformer.training.pretraining_models import build_model, special_tokens
 from nystromformer.training.pretraining_trainer import (
     Clock,
     EvaluateAtEnd,
@@ -30,205 +31,51 @@ from nystromformer.training.pretraining_trainer import (
     RecordPretraining,
     ShowTokens,
 )
-from nystromformer.training.run import SAVE_SECONDS, check_folder, run_to_end
+from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
+from nystromformer.training.run import check_folder, run_to_end
 
 TOKENIZER = "tokenizer"
 """The subfolder of a run with its tokenizer: a resumed run uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingRecipe(Recipe):
-    """How a model is pretrained. The defaults are the paper's.
+class Pretraining(Run):
+    """One run of `pretrain`; the corpus and the tokenizer are its data."""
 
-    >>> recipe = PAPER["small"].changed(steps=1_000, eval_every=200)
-    >>> recipe.warmup, recipe.eval_every, recipe.save_every
-    (100, 200, 1000)
-    """
-
-    size: str
-    steps: int
-    batch_size: int = 256
-    micro_batch: int = 16
-    """Examples that go through the model at a time; a step accumulates the gradients of several."""
-    warmup: int = 10_000
-    learning_rate: float = 1e-4
-    max_length: int = 512
-    vocab_size: int = 30_000
-    """Of a tokenizer that is trained."""
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    """Of the attention matrix, in the attention that has one: standard."""
-    eval_every: int = 2_000
-    eval_examples: int | None = 4_096
-    """At most so many validation examples are used; None is all."""
-    save_every: int = 1_000
-    log_every: int = 100
-
-    def arguments(self) -> dict[str, Any]:
-        """Fields of `TrainingArguments`."""
-        return {
-            "max_steps": self.steps,
-            "learning_rate": self.learning_rate,
-            "warmup_steps": self.warmup,
-            "lr_scheduler_type": "linear",
-            "optim": "adamw_torch",
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.999,
-            "adam_epsilon": 1e-6,
-            "weight_decay": 0.01,
-            "max_grad_norm": 1.0,
-            "eval_strategy": "steps",
-            "eval_steps": self.eval_every,
-            "save_strategy": "steps",
-            "save_steps": self.save_every,
-            "logging_steps": self.log_every,
-            "dataloader_num_workers": 2,
-            "include_num_input_tokens_seen": "non_padding",
-        }
-
-    def accumulation(self, processes: int) -> int:
-        """Micro-batches of a step on each process: the fewest that are no larger than `micro_batch`."""
-        share = self.batch_size // processes
-        return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= self.micro_batch)
-
-
-PAPER = {
-    "small": PretrainingRecipe(size="small", steps=100_000),
-    "base": PretrainingRecipe(size="base", steps=500_000),
-}
-
-# Dropout is off: a run of minutes sees each document once, and exact attention never writes its matrix down without.
-MINI = PretrainingRecipe(
-    size="mini",
-    steps=600,
-    batch_size=16,
-    micro_batch=16,
-    warmup=60,
-    learning_rate=1e-3,
-    max_length=256,
-    vocab_size=8_000,
-    dropout=0.0,
-    attention_dropout=0.0,
-    eval_every=100,
-    eval_examples=256,
-    save_every=50,
-    log_every=20,
-)
-
-SMOKE = PretrainingRecipe(
-    size="tiny",
-    steps=6,
-    batch_size=4,
-    micro_batch=2,
-    warmup=2,
-    learning_rate=1e-3,
-    max_length=64,
-    vocab_size=400,
-    attention_dropout=0.0,
-    eval_every=3,
-    eval_examples=8,
-    save_every=2,
-    log_every=1,
-)
-
-PRESETS = ("paper", "mini", "smoke")
-
-
-def recipe_for(preset: str, size: str | None) -> PretrainingRecipe:
-    """The recipe of a preset for a size of model; each preset has a size of its own by default.
-
-    >>> recipe_for("paper", None).steps, recipe_for("paper", "base").steps, recipe_for("mini", "small").size
-    (100000, 500000, 'small')
-    """
-    if preset not in PRESETS:
-        raise ValueError(f"--preset {preset}: must be one of {', '.join(PRESETS)}.")
-    if size is not None and size not in SIZES:
-        raise ValueError(f"--size {size}: must be one of {', '.join(SIZES)}; the paper's are small and base.")
-    if preset == "paper":
-        return PAPER["base"] if size == "base" else replace(PAPER["small"], size=size or "small")
-    recipe = {"mini": MINI, "smoke": SMOKE}[preset]
-    return replace(recipe, size=size or recipe.size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretraining:
-    """Everything that decides what comes out, but for the corpus and the tokenizer."""
-
-    preset: str
+    job = "pretrain"
     recipe: PretrainingRecipe
-    attention: str
     source: str | None
     """The model whose weights it starts from; None is from scratch."""
-    seed: int
     validation_share: float
-    settings: dict[str, Any]
-    """Fields of `TrainingArguments` that the user has set."""
-    dtype: str
 
-    def config(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-        """As it is noted in the folder and in each record."""
-        recipe = {name: value for name, value in vars(self.recipe).items() if name != "vocab_size"}
-        recipe["size"] = self.recipe.size if self.source is None else None
-        return {
-            "preset": self.preset,
-            "attention": self.attention,
+    def config_with(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+        config = {name: value for name, value in self.config().items() if name not in ("source", "vocab_size")}
+        return config | {
             "from": self.source,
-            **recipe,
-            "seed": self.seed,
-            "validation_share": self.validation_share,
+            "size": self.recipe.size if self.source is None else None,
             "corpus": corpus.digest,
             "tokenizer": sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16],
-            "settings": self.settings,
-            "dtype": self.dtype,
-            "processes": processes(),
         }
 
     def arguments(self, out: Path, device: str) -> TrainingArguments:
-        recipe = self.recipe
-        if recipe.batch_size < 1 or recipe.batch_size % processes():
-            raise ValueError(
-                f"--batch-size {recipe.batch_size}: must be at least 1 and divisible by {processes()} processes."
-            )
-        return training_arguments(
-            out,
-            batch_size=recipe.batch_size,
-            seed=self.seed,
-            device=device,
-            dtype=self.dtype,
-            defaults=recipe.arguments(),
-            settings={"gradient_accumulation_steps": recipe.accumulation(processes()), **self.settings},
-        )
+        return self.training_arguments(out, device, self.recipe.arguments(processes()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions:
-    """The command's options, checked when made."""
+class PretrainOptions(TrainingOptions):
+    """What `pretrain` was asked for, checked when made."""
 
-    corpora: tuple[str, ...]
+    corpus: list[str]
     tokenizer: str
     size: str | None
     attention: str
     source: str
-    preset: str
-    out: Path
     cache: Path
-    steps: int | None
-    batch_size: int | None
-    micro_batch: int | None
-    max_length: int | None
-    vocab_size: int | None
-    eval_every: int | None
     text_column: str
     documents: str
     validation_share: float
     workers: int | None
-    beside: tuple[Path, ...]
-    seed: int
-    resume: bool
-    device: str
-    dtype: str
-    settings: tuple[str, ...]
-    save_seconds: float = SAVE_SECONDS
+    beside: list[Path] | None
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:
@@ -241,7 +88,7 @@ class PretrainOptions:
             raise ValueError("--tokenizer train with --from: the weights belong to their own tokenizer; leave it out.")
         if not self.source and not self.tokenizer:
             raise ValueError(f"no --tokenizer: give vocab.txt, tokenizer.json, a folder or Hub id, or {TRAIN!r}.")
-        for folder in self.beside:
+        for folder in self.beside or ():
             check_run(folder)
         check_folder(self.out, {}, self.resume)
         _ = self.reading, self.files, self.training.arguments(self.out, self.device)
@@ -252,26 +99,18 @@ class PretrainOptions:
 
     @cached_property
     def files(self) -> list[Path]:
-        return corpus_files(self.corpora)
+        return corpus_files(tuple(self.corpus))
 
     @cached_property
     def training(self) -> Pretraining:
-        recipe = recipe_for(self.preset, self.size).changed(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            micro_batch=self.micro_batch,
-            max_length=self.max_length,
-            vocab_size=self.vocab_size,
-            eval_every=self.eval_every,
-        )
         return Pretraining(
             preset=self.preset,
-            recipe=recipe,
+            recipe=pretraining_recipe(self.preset, self.size).changed(**self.changes),
             attention=self.attention,
             source=self.source or None,
             seed=self.seed,
             validation_share=self.validation_share,
-            settings=parse_settings(list(self.settings)),
+            settings=self.parsed_settings,
             dtype=self.dtype,
         )
 
@@ -294,7 +133,7 @@ def pretrain(options: PretrainOptions, say: Callable[[str], None]) -> None:
             validation_share=options.validation_share,
             token_types=model.config.type_vocab_size > 1,
         )
-        check_folder(out, training.config(corpus, tokenizer), options.resume or not arguments.should_save)
+        check_folder(out, training.config_with(corpus, tokenizer), options.resume or not arguments.should_save)
         if arguments.should_save:
             say(
                 f"{corpus.documents:,} documents, {corpus.tokens:,} tokens; {len(train):,} examples to train on, "
@@ -313,7 +152,7 @@ def pretrain(options: PretrainOptions, say: Callable[[str], None]) -> None:
     )
     if arguments.should_save:
         with user_input():  # the disk may be full
-            for name, drawing in draw_pretraining(read_records(out, *options.beside)).items():
+            for name, drawing in draw_pretraining(read_records(out, *(options.beside or ()))).items():
                 drawing.save(out / name)
         order = "" if record["sop_accuracy"] is None else f", {record['sop_accuracy']:.2%} of the sentence orders"
         say(
@@ -380,8 +219,8 @@ def run_pretraining(
     return run_to_end(
         out,
         arguments,
-        job="pretrain",
-        config=run.config(corpus, tokenizer),
+        job=run.job,
+        config=run.config_with(corpus, tokenizer),
         seed=run.seed,
         resume=resume,
         save_seconds=save_seconds,

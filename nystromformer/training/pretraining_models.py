@@ -1,25 +1,14 @@
 """The models that are pretrained: new ones in five sizes, or the weights of another one with both heads."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from nystromformer.data.corpus.examples import SpecialTokens
 from nystromformer.models import NystromformerForPreTraining, NystromformerPreTrainedModel, preset_config
 from nystromformer.models.conversion import convert_model, convert_own, load_source, transfer
-
-if TYPE_CHECKING:
-    from nystromformer.training.pretraining import PretrainingRecipe
-
-SIZES: dict[str, dict[str, Any]] = {
-    # tiny and mini are the smallest that BERT's authors released.
-    "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
-    "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
-    "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
-    "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
-    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-}
-"""The paper's are small and base. MiniLM-L6 is there to start from, and to put beside it."""
+from nystromformer.training import SIZES
+from nystromformer.training.recipes import PretrainingRecipe
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
@@ -34,7 +23,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
 
 
 def build_model(
-    recipe: "PretrainingRecipe", attention: str, source: str | None, special: SpecialTokens, seed: int
+    recipe: PretrainingRecipe, attention: str, source: str | None, special: SpecialTokens, seed: int
 ) -> NystromformerForPreTraining:
     """Raises `ValueError` for an attention, a length or a vocabulary that the model can't have."""
     if recipe.max_length < 8:
@@ -74,7 +63,7 @@ def with_pretraining_heads(model: NystromformerPreTrainedModel) -> Nystromformer
     return made
 
 
-def _from_scratch(recipe: "PretrainingRecipe", attention: str, special: SpecialTokens) -> NystromformerForPreTraining:
+def _from_scratch(recipe: PretrainingRecipe, attention: str, special: SpecialTokens) -> NystromformerForPreTraining:
     config = preset_config(
         "bert-base",
         **SIZES[recipe.size],
@@ -88,7 +77,7 @@ def _from_scratch(recipe: "PretrainingRecipe", attention: str, special: SpecialT
     return NystromformerForPreTraining(config)
 
 
-def _from_source(recipe: "PretrainingRecipe", attention: str, source: str) -> NystromformerForPreTraining:
+def _from_source(recipe: PretrainingRecipe, attention: str, source: str) -> NystromformerForPreTraining:
     theirs, _ = load_source(source)
     changes: dict[str, Any] = {
         "attention": attention,

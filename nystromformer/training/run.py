@@ -44,9 +44,6 @@ from nystromformer.training.trainer import ExactTrainer
 MODEL = "model"
 """The subfolder with the model of a finished run."""
 
-SAVE_SECONDS = 600.0
-"""A checkpoint at least so often: what a kill without any warning costs at most."""
-
 LACK_OF_MEMORY = ("can't allocate memory", "bad_alloc", "can't start new thread", "could not create a primitive")
 """How torch, C++, Python's threads and oneDNN say it."""
 

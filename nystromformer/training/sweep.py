@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
@@ -18,9 +18,10 @@ from nystromformer.errors import user_input
 from nystromformer.files import write_text
 from nystromformer.records import RECORDS, Recorder, read_records
 from nystromformer.report.table import Table, print_tables, tables_markdown
-from nystromformer.training.arguments import Recipe, parse_settings, processes, training_arguments
+from nystromformer.training import SAVE_SECONDS
+from nystromformer.training.arguments import Run, TrainingOptions
 from nystromformer.training.callbacks import Curves, Record, ShowProgress
-from nystromformer.training.run import SAVE_SECONDS, check_folder, finished, run_to_end
+from nystromformer.training.run import check_folder, finished, run_to_end
 from nystromformer.training.trainer import ExactTrainer, examples_seen
 
 TABLE = "table.md"
@@ -37,18 +38,15 @@ C = TypeVar("C", bound="Cell")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(ABC, Generic[D]):
-    """One run: everything that decides what comes out, but for the data."""
+class Cell(Run, ABC, Generic[D]):
+    """One run of a sweep."""
 
-    job: ClassVar[str]
     task: str
-    attention: str
-    seed: int
-    preset: str
-    recipe: Recipe
-    settings: dict[str, Any]
-    """Fields of `TrainingArguments` that the user has set."""
-    dtype: str
+
+    @property
+    def title(self) -> str:
+        """What people call the task."""
+        return self.task
 
     @property
     def variant(self) -> str:
@@ -60,22 +58,9 @@ class Cell(ABC, Generic[D]):
         """Where it is in the folder of a sweep."""
         return Path(self.task, self.variant, f"seed-{self.seed}")
 
-    def config(self) -> dict[str, Any]:
-        """As it is noted in the folder and in each record."""
-        own = {name: value for name, value in vars(self).items() if name != "recipe"}
-        return own | self.recipe.noted() | {"processes": processes()}
-
     def arguments(self, out: Path, device: str, data: D | None = None) -> TrainingArguments:
         """Without the data they serve to check the settings before anything is read."""
-        return training_arguments(
-            out,
-            batch_size=self.recipe.batch_size,
-            seed=self.seed,
-            device=device,
-            dtype=self.dtype,
-            defaults=self.defaults(data),
-            settings=self.settings,
-        )
+        return self.training_arguments(out, device, self.defaults(data))
 
     @abstractmethod
     def defaults(self, data: D | None) -> dict[str, Any]:
@@ -128,25 +113,14 @@ def run_cell(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(ABC, Generic[C, D]):
-    """What a command was asked for, checked when made: its options by their names."""
+class Sweep(TrainingOptions, ABC, Generic[C, D]):
+    """What a command was asked for, checked when made."""
 
     task: str
     attention: str
-    preset: str
     data: str
-    out: Path
-    seed: int
     seeds: str
     """Several, in place of `seed`."""
-    steps: int | None
-    batch_size: int | None
-    max_length: int | None
-    resume: bool
-    save_seconds: float
-    device: str
-    dtype: str
-    settings: list[str] | None
 
     def __post_init__(self) -> None:
         for cell in self.cells:
@@ -163,8 +137,8 @@ class Sweep(ABC, Generic[C, D]):
         """The data of the cell's task."""
 
     @abstractmethod
-    def line(self, cell: C, record: dict[str, Any]) -> str:
-        """What is said of a finished run."""
+    def result(self, record: dict[str, Any]) -> str:
+        """What a finished run came to, in words."""
 
     @abstractmethod
     def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
@@ -173,10 +147,6 @@ class Sweep(ABC, Generic[C, D]):
     @cached_property
     def all_seeds(self) -> list[int]:
         return parse_whole_numbers("--seeds", self.seeds, 0, LARGEST_SEED) if self.seeds else [self.seed]
-
-    @cached_property
-    def all_settings(self) -> dict[str, Any]:
-        return parse_settings(self.settings or [])
 
     def names(self, option: str, text: str) -> tuple[str, ...]:
         return parse_names(option, text) if text else ()
@@ -205,7 +175,10 @@ def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> None:
                 with user_input():
                     data = sweep.read(cell, arguments, tell)
             record = run_cell(cell, data, folder, sweep.device, resume=sweep.resume, save_seconds=sweep.save_seconds)
-        tell(sweep.line(cell, record))
+        tell(
+            f"{cell.title}, {cell.variant}, seed {cell.seed}: {sweep.result(record)}, after {record['step']:,} steps "
+            f"and {record['examples_seen']:,} examples"
+        )
         if arguments.should_save:
             with user_input():  # the disk may be full
                 write_text(sweep.out / TABLE, tables_markdown(sweep.tables(sweep.records())))

@@ -20,7 +20,7 @@ from nystromformer.data.glue import TASKS
 from nystromformer.records import read_records
 from nystromformer.report.table import tables_markdown
 from nystromformer.report.tables import best_results, finetune_tables
-from nystromformer.training.finetuning import SEARCH_BATCH_SIZES, SEARCH_LEARNING_RATES
+from nystromformer.training.recipes import SEARCH_BATCH_SIZES, SEARCH_LEARNING_RATES
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,8 @@ from nystromformer.data.lra.listops import generate as generate_listops
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.data.lra.pathfinder import generate as generate_pathfinder
 from nystromformer.records import read_records
-from nystromformer.training.lra import ATTENTIONS, RECIPES, Legacy, read_splits
+from nystromformer.training.lra import ATTENTIONS, Legacy, read_splits
+from nystromformer.training.recipes import LRA_RECIPES
 
 
 def encoded(pixels: np.ndarray) -> bytes:
@@ -195,12 +196,12 @@ def test_every_released_departure_is_a_switch_and_noted(data, tmp_path):
 
 
 def test_released_departures_change_the_data_as_described(data):
-    recipe = RECIPES["paper"]["image"]
+    recipe = LRA_RECIPES["paper"]["image"]
     black = read_splits("pathfinder", data / "pathfinder", recipe, Legacy(padding_id=True)).test.batch([0])
     right = read_splits("pathfinder", data / "pathfinder", recipe, Legacy()).test.batch([0])
     assert torch.equal(black["attention_mask"], right["input_ids"] != 1), "black pixels vanish"
     assert "attention_mask" not in right
-    long = RECIPES["paper"]["text"]
+    long = LRA_RECIPES["paper"]["text"]
     both = [read_splits("text", data / "imdb", long, Legacy(dev_is_test=switch)) for switch in (True, False)]
     assert [len(splits.train) for splits in both] == [30, 27]
 
@@ -301,26 +302,6 @@ def test_bad_requests_for_data_are_one_line(arguments, message, tmp_path, capsys
     assert message in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_paper_preset_is_the_papers():
-    rows = {
-        name: (recipe.batch_size, recipe.warmup, recipe.steps, recipe.eval_every, recipe.max_length, recipe.positions)
-        for name, recipe in RECIPES["paper"].items()
-    }
-    assert rows == {
-        "listops": (32, 1000, 5000, 50, 2000, 2048),
-        "text": (32, 8000, 20000, 500, 4000, 4096),
-        "retrieval": (32, 800, 30000, 300, 4000, 4096),
-        "image": (256, 175, 35000, 175, 1024, 1024),
-        "pathfinder": (256, 312, 62400, 312, 1024, 1024),
-    }
-    for recipe in RECIPES["paper"].values():
-        arguments = recipe.arguments()
-        assert (arguments["learning_rate"], arguments["adam_epsilon"]) == (1e-4, 1e-6)
-        assert (arguments["weight_decay"], arguments["max_grad_norm"]) == (0, 0)
-        assert recipe.train_examples is recipe.dev_examples is recipe.test_examples is None
-    assert all(set(recipes) == set(TASKS) for recipes in RECIPES.values())
 
 
 @pytest.mark.slow

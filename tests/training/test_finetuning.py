@@ -15,7 +15,7 @@ from nystromformer.data.glue import Texts
 from nystromformer.models.conversion import convert_model
 from nystromformer.report.table import tables_markdown
 from nystromformer.report.tables import best_results, finetune_tables
-from nystromformer.training.finetuning import RECIPES, FinetuningRecipe, predictions
+from nystromformer.training.finetuning import predictions
 from nystromformer.training.finetuning_data import tokenize
 from nystromformer.training.finetuning_models import Source, load_classifier
 from nystromformer.training.metrics import scores
@@ -153,13 +153,6 @@ def test_predictions_come_in_the_order_of_the_part(source, texts):
     order = LongestFirst(part.lengths).order
     trainer = SimpleNamespace(predict=lambda part, metric_key_prefix: SimpleNamespace(predictions=order.copy()))
     assert predictions(trainer, part).tolist() == list(range(12))
-
-
-def test_the_default_recipe_is_the_papers():
-    recipe = RECIPES["paper"]
-    assert (recipe.batch_size, recipe.learning_rate, recipe.epochs, recipe.patience) == (32, 3e-5, 4, None)
-    assert recipe.arguments(3_668, "f1")["max_steps"] == 4 * 115
-    assert FinetuningRecipe(epochs=0.5).steps_of(64) == 1
 
 
 def markdown_of(records: list[dict]) -> str:

@@ -15,12 +15,16 @@ from nystromformer.data.corpus.text import Reading
 from nystromformer.data.tokenizers import load_tokenizer
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
+from nystromformer.training import SIZES
 from nystromformer.training.checkpoints import last_checkpoint
-from nystromformer.training.pretraining import SMOKE, Pretraining, PretrainingRecipe, recipe_for, run_pretraining
-from nystromformer.training.pretraining_models import SIZES, build_model, special_tokens
+from nystromformer.training.pretraining import Pretraining, run_pretraining
+from nystromformer.training.pretraining_models import build_model, special_tokens
 from nystromformer.training.pretraining_trainer import Clock
+from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 
-RECIPE = replace(SMOKE, steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32)
+RECIPE = pretraining_recipe("smoke").changed(
+    steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32
+)
 """An epoch of the small corpus has 9 steps."""
 
 
@@ -245,19 +249,3 @@ def test_a_model_without_token_types_is_told_of_none(material):
     tokenizer, corpus = material
     train, _ = pretraining_examples(corpus, special_tokens(tokenizer), max_length=32, seed=0, token_types=False)
     assert "token_type_ids" not in train.batch([0, 1])
-
-
-def test_the_papers_recipe():
-    for size, steps in (("small", 100_000), ("base", 500_000)):
-        recipe = recipe_for("paper", size)
-        assert (recipe.steps, recipe.batch_size, recipe.warmup, recipe.learning_rate) == (steps, 256, 10_000, 1e-4)
-        assert recipe.max_length == 512
-        arguments = recipe.arguments()
-        assert (arguments["weight_decay"], arguments["lr_scheduler_type"]) == (0.01, "linear")
-        for processes in (1, 8):
-            assert recipe.accumulation(processes) * recipe.micro_batch * processes == 256
-    assert replace(SMOKE, batch_size=6, micro_batch=4).accumulation(1) == 2
-    with pytest.raises(ValueError, match="--size large: must be one of tiny, mini, small, minilm, base"):
-        recipe_for("paper", "large")
-    with pytest.raises(ValueError, match="--preset fast: must be one of paper, mini, smoke"):
-        recipe_for("fast", None)
