@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from nystromformer.attention import skip_convolution
-from nystromformer.attention.common import zero_masked
+from nystromformer.attention.common import all_valid, zero_masked
 from nystromformer.attention.longformer import longformer_attention
+from nystromformer.attention.standard import standard_attention
 from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import is_causal_module, is_cross_attention, is_surely_self_attention
+from nystromformer.integrations.layer_attentions import assigned_attention, check_layers, layer_choice, listed
 from nystromformer.integrations.offered import (
     OFFERED,
     Choice,
@@ -99,9 +101,7 @@ def attention_forward(
             )
         warn_about_dropout()
     choice = None if replacement is None else replacement.choice
-    if choice is None:
-        choice = Choice(name, configured_options(module.config, name))
-    attend = attention_of(call, choice)
+    attend = attention_of(call, choice or configured_choice(module, name))
     kernel = convolution_kernel(module)
     if not others.get("output_attentions"):
         out, weights = attend(call.query, call.key, call.value, conv_weight=kernel), None  # (b h n d)
@@ -122,12 +122,27 @@ def register_attention() -> None:
         AttentionMaskInterface.register(name, padding_mask)
 
 
+def configured_choice(module: nn.Module, name: str) -> Choice | None:
+    """What a module's configuration says of its layer, or of all of them; None for exact attention."""
+    config: Any = module.config
+    layer = assigned_attention(module)
+    if layer is None:
+        return Choice(name, configured_options(config, name))
+    return layer_choice(layer, stated_options(config))
+
+
 def configured_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
     """The options of attention `name` in a model's configuration. Names are checked; values are where they are used."""
+    options = stated_options(config)
+    check_option_names(name, options)
+    return options
+
+
+def stated_options(config: PreTrainedConfig) -> dict[str, Any]:
+    """All options in a model's configuration."""
     options = getattr(config, OPTIONS_FIELD, None) or {}
     if not isinstance(options, dict):
         raise TypeError(f"config.{OPTIONS_FIELD}={options!r}: must be a dict, as {{'num_landmarks': 128}}.")
-    check_option_names(name, options)
     landmarks = getattr(config, LANDMARKS_FIELD, None)
     if landmarks is None:
         return options
@@ -141,7 +156,10 @@ def configured_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
 
 def check_configuration(config: PreTrainedConfig, name: str) -> None:
     """Refuse options that are none of attention `name`, or that have values it can't take."""
-    chosen(name, configured_options(config, name))
+    if (layers := listed(config)) is not None:
+        check_layers(layers, stated_options(config))
+    else:
+        chosen(name, configured_options(config, name))
 
 
 def read_call(
@@ -222,13 +240,40 @@ def window_of(module: nn.Module, mask: Tensor | WindowMask | None, sliding_windo
     return None
 
 
-def attention_of(call: AttentionCall, choice: Choice) -> Callable[..., Tensor]:
-    """What serves a call, masks and window included: a function (query, key, value, conv_weight=None), (b, h, n, e)."""
+def attention_of(call: AttentionCall, choice: Choice | None) -> Callable[..., Tensor]:
+    """What serves a call, masks and window included: a function (query, key, value, conv_weight=None), (b, h, n, e).
+
+    No choice is exact attention.
+    """
     if call.radius is not None:
         return partial(window_attention, mask=call.key_mask, radius=call.radius, scale=call.scale)
+    if choice is None:
+        return partial(padded_attention, query_mask=call.query_mask, key_mask=call.key_mask, scale=call.scale)
     attend: Any = choice.attend
     masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
     return partial(attend, is_cross=call.is_cross, scale=call.scale, **masks)
+
+
+def exact_attention(call: AttentionCall) -> Tensor:
+    """Softmax attention as the model means it, windows included: (b, h, n, e), masked rows 0."""
+    return attention_of(call, None)(call.query, call.key, call.value)
+
+
+def padded_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float | None,
+    conv_weight: Tensor | None = None,
+) -> Tensor:
+    """Exact attention, (b, h, n, e). What is padding may hold anything."""
+    if key_mask is not None and query_mask is None:
+        query_mask = all_valid(query)
+    out = standard_attention(query, key, value, query_mask=query_mask, key_mask=key_mask, scale=scale)
+    return with_convolution(out, value, conv_weight, query_mask)
 
 
 def window_attention(

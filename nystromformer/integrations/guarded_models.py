@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
 from nystromformer.integrations.hf_masks import REMEDY
 from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
+from nystromformer.integrations.layer_attentions import assign_layers
 from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
 
 WATCH = "_nystromformer_watch"
@@ -46,6 +47,7 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
     """`post_init`: all modules are there, no weights are loaded yet."""
     if model.config._attn_implementation in FUNCTIONS:
         check_model(model)
+        assign_layers(model)
         attach_recorded(model)
         watch(model)
     remember(model.config)
@@ -67,6 +69,7 @@ def set_implementation(
         if not any(module.config._attn_implementation in FUNCTIONS for module in interface_modules(model)):
             refuse(model)
         check_model(model)
+        assign_layers(model)
     except (TypeError, ValueError):
         model.config._attn_implementation = before
         remember(model.config)

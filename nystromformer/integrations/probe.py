@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from nystromformer.attention.common import key_padding_mask, zero_masked
 from nystromformer.integrations.attention_interface import (
     AttentionCall,
     attention_of,
+    exact_attention,
     read_call,
-    window_attention,
     with_convolution,
 )
 from nystromformer.integrations.guarded_models import refuse
@@ -75,22 +73,6 @@ def record_calls(model: PreTrainedModel, **inputs: Tensor) -> tuple[list[Attenti
     if not calls:
         refuse(model)
     return calls, output
-
-
-def exact_attention(call: AttentionCall) -> Tensor:
-    """Softmax attention as the model means it, windows included: (b, h, n, e), masked rows 0."""
-    if call.radius is not None:
-        return window_attention(
-            call.query, call.key, call.value, mask=call.key_mask, radius=call.radius, scale=call.scale
-        )
-    query, key, value = (
-        zero_masked(x, mask)
-        for x, mask in ((call.query, call.query_mask), (call.key, call.key_mask), (call.value, call.key_mask))
-    )
-    out = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=key_padding_mask(call.key_mask), scale=call.scale
-    )
-    return zero_masked(out, call.query_mask)
 
 
 def _forward(

@@ -6,12 +6,8 @@ from transformers import initialization as init
 
 from nystromformer.attention import SkipConvolution
 from nystromformer.checks import check_odd
-from nystromformer.integrations.hf_modules import (
-    interface_modules,
-    is_causal_module,
-    is_cross_attention,
-    number_of_heads,
-)
+from nystromformer.integrations.hf_modules import interface_modules, number_of_heads
+from nystromformer.integrations.layer_attentions import is_exact_layer, is_listed
 from nystromformer.integrations.offered import OFFERED
 
 ATTRIBUTE = "skip_convolution"
@@ -86,8 +82,9 @@ def attach_recorded(model: nn.Module) -> None:
 
 
 def takes_convolution(module: nn.Module) -> bool:
-    """Causal modules are refused when they run; in cross-attention values are not at the queries' places."""
-    return not is_cross_attention(module, None) and not is_causal_module(module)
+    """Causal modules are refused when they run; in cross-attention values are not at the queries' places; a layer that
+    keeps exact attention has nothing to make up for."""
+    return is_listed(module) and not is_exact_layer(module)
 
 
 def convolution_kernel(module: nn.Module) -> Tensor | None:
