@@ -286,7 +286,7 @@ def convert_own(source: NystromformerPreTrainedModel, *, max_length: int | None 
     state, before = source.state_dict(), source.config.max_position_embeddings
     length = before if max_length is None else max_length
     check_at_least("max_length", length, 1)
-    notes = {}
+    notes: dict[str, str] = {}
     for key in [key for key in state if key.endswith(POSITIONS)]:  # none where positions are rotary
         state[key] = tile_positions(state[key], source.config.position_offset, length)
         notes |= length_note(key, before, length)
