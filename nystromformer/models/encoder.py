@@ -287,14 +287,9 @@ class NystromformerAttentionBlock(nn.Module):
         self.self = NystromformerSelfAttention(config)
         self.output = NystromformerOutput(config, config.hidden_size)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None = None,
-        rotation: Rotation | None = None,
-        output_attentions: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        update, weights = self.self(self.output.sublayer_input(hidden), mask, rotation, output_attentions)
+    def forward(self, hidden: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """`inputs` are what `NystromformerSelfAttention` takes besides."""
+        update, weights = self.self(self.output.sublayer_input(hidden), *inputs)
         return self.output(update, hidden), weights
 
 
@@ -315,14 +310,9 @@ class NystromformerLayer(GradientCheckpointingLayer):
         self.intermediate = NystromformerIntermediate(config)
         self.output = NystromformerOutput(config, config.intermediate_size)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None = None,
-        rotation: Rotation | None = None,
-        output_attentions: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        hidden, weights = self.attention(hidden, mask, rotation, output_attentions)
+    def forward(self, hidden: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """`inputs` are what `NystromformerSelfAttention` takes besides."""
+        hidden, weights = self.attention(hidden, *inputs)
         return self.output(self.intermediate(self.output.sublayer_input(hidden)), hidden), weights
 
 
@@ -333,25 +323,21 @@ class NystromformerEncoder(nn.Module):
         # with the LayerNorms before the sublayers nothing has normalised the last sum yet
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
-    def forward(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None = None,
-        rotation: Rotation | None = None,
-        output_attentions: bool = False,
-        output_hidden_states: bool = False,
-    ) -> BaseModelOutput:
-        """`hidden_states` are the embeddings and each layer's output; the last of them is `last_hidden_state`."""
+    def forward(self, hidden: Tensor, *inputs: Any, output_hidden_states: bool = False) -> BaseModelOutput:
+        """`inputs` are what `NystromformerSelfAttention` takes besides; attention maps are there if it gives them.
+
+        `hidden_states` are the embeddings and each layer's output; the last of them is `last_hidden_state`.
+        """
         states, maps = [], []
         for layer in self.layer:
             if output_hidden_states:
                 states.append(hidden)
-            hidden, weights = layer(hidden, mask, rotation, output_attentions)
-            if output_attentions:
+            hidden, weights = layer(hidden, *inputs)
+            if weights is not None:
                 maps.append(weights)
         hidden = hidden if self.norm is None else self.norm(hidden)
         return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=(*states, hidden) if output_hidden_states else None,
-            attentions=tuple(maps) if output_attentions else None,
+            attentions=tuple(maps) or None,
         )

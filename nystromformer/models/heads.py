@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from nystromformer.attention.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
-from nystromformer.models.losses import IGNORED, cross_entropy_tally, sequence_loss
+from nystromformer.models.losses import IGNORED, Count, class_loss, cross_entropy_tally, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
 
@@ -30,34 +30,19 @@ def on_encoding(head: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
     which columns of a data set to pass on.
     """
 
+    encoder_inputs = inspect.signature(NystromformerModel.forward).parameters.values()
+    _, _, *own_inputs = inspect.signature(head).parameters.values()
+    own_names = [each.name for each in own_inputs]
+
     @functools.wraps(head)
-    def forward(
-        self: "NystromformerWithHead",
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **own: Any,
-    ) -> ModelOutput:
-        encoding = self.encode(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+    def forward(self: "NystromformerWithHead", *inputs: Any, **named: Any) -> ModelOutput:
+        own = {name: named.pop(name) for name in own_names if name in named}
+        encoding = self.encode(*inputs, **named)
         output = head(self, encoding, **own)
         output.hidden_states, output.attentions = encoding.hidden_states, encoding.attentions
         return output
 
-    *common, _ = inspect.signature(forward, follow_wrapped=False).parameters.values()
-    _, _, *own_parameters = inspect.signature(head).parameters.values()
-    forward.__signature__ = inspect.Signature([*common, *own_parameters])  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.Signature([*encoder_inputs, *own_inputs])  # type: ignore[attr-defined]
     return can_return_tuple(forward)
 
 
@@ -70,8 +55,8 @@ class NystromformerWithHead(NystromformerPreTrainedModel):
         super().__init__(config)
         self.nystromformer = NystromformerModel(config, add_pooling_layer)
 
-    def encode(self, **inputs: Any) -> Encoding:
-        return self.nystromformer(**inputs, return_dict=True)
+    def encode(self, *inputs: Any, **named: Any) -> Encoding:
+        return self.nystromformer(*inputs, **named, return_dict=True)
 
 
 class ClassificationHead(nn.Module):
@@ -109,14 +94,12 @@ class NystromformerForSequenceClassification(NystromformerWithHead):
 
     @on_encoding
     def forward(
-        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Count = None
     ) -> SequenceClassifierOutput:
         """`labels`: classes (b,), several labels (b, labels) of 0.0 and 1.0, or numbers; see `sequence_loss`."""
         logits = self.classifier(encoding.pooler_output)
-        return SequenceClassifierOutput(
-            loss=None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch),
-            logits=logits,
-        )
+        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
 class NystromformerForTokenClassification(NystromformerWithHead):
@@ -139,14 +122,11 @@ class NystromformerForTokenClassification(NystromformerWithHead):
 
     @on_encoding
     def forward(
-        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Count = None
     ) -> TokenClassifierOutput:
         """`labels` (b, n) are classes, -100 for tokens that don't count."""
         logits = self.classifier(self.dropout(encoding.last_hidden_state))
-        return TokenClassifierOutput(
-            loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
-            logits=logits,
-        )
+        return TokenClassifierOutput(loss=class_loss(logits, labels, num_items_in_batch), logits=logits)
 
 
 class NystromformerForMultipleChoice(NystromformerWithHead):
@@ -164,30 +144,27 @@ class NystromformerForMultipleChoice(NystromformerWithHead):
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    def encode(self, **inputs: Any) -> Encoding:
+    def encode(self, *inputs: Any, **named: Any) -> Encoding:
         """All choices are encoded as one batch; the pooled vectors are (b, choices, d) again."""
-        embedded = inputs["inputs_embeds"] is not None
-        given = inputs["inputs_embeds" if embedded else "input_ids"]
-        if given is None or given.dim() != (4 if embedded else 3):
+        embedded = named.get("inputs_embeds")
+        given = inputs[0] if inputs else named.get("input_ids") if embedded is None else embedded
+        if given is None or given.dim() != (3 if embedded is None else 4):
             shape = "nothing" if given is None else shape_of(given)
             raise ValueError(
                 f"the input is {shape}: must be input_ids (b, choices, n) or inputs_embeds (b, choices, n, d)."
             )
-        flat = {name: x.flatten(0, 1) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        encoding = super().encode(**flat)
+        flat = [_as_one_batch(x) for x in inputs]
+        encoding = super().encode(*flat, **{name: _as_one_batch(x) for name, x in named.items()})
         encoding.pooler_output = encoding.pooler_output.unflatten(0, given.shape[:2])
         return encoding
 
     @on_encoding
     def forward(
-        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+        self, encoding: Encoding, *, labels: Tensor | None = None, num_items_in_batch: Count = None
     ) -> MultipleChoiceModelOutput:
         """Inputs are (b, choices, n); `labels` (b,) is the index of the right choice."""
         logits = self.classifier(self.pre_classifier(encoding.pooler_output).relu())[..., 0]  # (b choices)
-        return MultipleChoiceModelOutput(
-            loss=None if labels is None else cross_entropy_tally(logits, labels).mean(num_items_in_batch),
-            logits=logits,
-        )
+        return MultipleChoiceModelOutput(loss=class_loss(logits, labels, num_items_in_batch), logits=logits)
 
 
 class NystromformerForQuestionAnswering(NystromformerWithHead):
@@ -209,11 +186,7 @@ class NystromformerForQuestionAnswering(NystromformerWithHead):
 
     @on_encoding
     def forward(
-        self,
-        encoding: Encoding,
-        *,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
+        self, encoding: Encoding, *, start_positions: Tensor | None = None, end_positions: Tensor | None = None
     ) -> QuestionAnsweringModelOutput:
         """`start_positions` and `end_positions` (b,) are token indices; those outside the input are left out."""
         start_logits, end_logits = self.qa_outputs(encoding.last_hidden_state).unbind(dim=-1)  # (b n) each
@@ -221,10 +194,12 @@ class NystromformerForQuestionAnswering(NystromformerWithHead):
         if start_positions is not None and end_positions is not None:
             loss = (position_loss(start_logits, start_positions) + position_loss(end_logits, end_positions)) / 2
         return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits.contiguous(),
-            end_logits=end_logits.contiguous(),
+            loss=loss, start_logits=start_logits.contiguous(), end_logits=end_logits.contiguous()
         )
+
+
+def _as_one_batch(x: Any) -> Any:
+    return x.flatten(0, 1) if isinstance(x, Tensor) else x
 
 
 def position_loss(logits: Tensor, positions: Tensor) -> Tensor:

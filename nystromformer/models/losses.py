@@ -16,6 +16,10 @@ IGNORED = -100
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
+Count = Tensor | int | None
+"""What HF Trainer passes as `num_items_in_batch`."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """A loss summed over items, before any division."""
@@ -24,7 +28,7 @@ class Tally:
     count: Tensor
     correct: Tensor
 
-    def mean(self, num_items: Tensor | int | None = None) -> Tensor:
+    def mean(self, num_items: Count = None) -> Tensor:
         """The loss per item: of this batch, or this batch's part in the mean over `num_items`.
 
         HF Trainer passes the number of items of all batches between two optimizer steps as `num_items_in_batch`. The
@@ -51,9 +55,12 @@ def cross_entropy_tally(logits: Tensor, labels: Tensor) -> Tally:
     return Tally(loss_sum, counted.sum(), correct)
 
 
-def sequence_loss(
-    logits: Tensor, labels: Tensor, config: NystromformerConfig, num_items: Tensor | int | None = None
-) -> Tensor:
+def class_loss(logits: Tensor, labels: Tensor | None, num_items: Count = None) -> Tensor | None:
+    """The mean cross-entropy, as `Tally.mean` has it; None without labels."""
+    return None if labels is None else cross_entropy_tally(logits, labels).mean(num_items)
+
+
+def sequence_loss(logits: Tensor, labels: Tensor, config: NystromformerConfig, num_items: Count = None) -> Tensor:
     """Loss of a sequence classifier or regressor: `logits` (b, labels), by `config.problem_type`.
 
     Without a `problem_type`: one label is regression, whole numbers are classes, anything else is several labels at

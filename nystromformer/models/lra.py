@@ -11,7 +11,7 @@ from nystromformer.attention.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import PRESETS, NystromformerConfig
 from nystromformer.models.encoder import activation
-from nystromformer.models.losses import sequence_loss
+from nystromformer.models.losses import Count, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
 
@@ -66,7 +66,7 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
     ) -> SequenceClassifierOutput:
         """`input_ids` (b, n), or (b, 2, n) of pairs; `attention_mask` alike, True for tokens; `labels` (b,)."""
         dims = 3 if self.config.pair else 2

@@ -220,12 +220,13 @@ class NystromformerModel(NystromformerPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         mask = token_mask(attention_mask, batch, length)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        config = self.config
         encoded = self.encoder(
             hidden,
             mask,
             self._rotation(hidden, position_ids),
-            self.config.output_attentions if output_attentions is None else output_attentions,
-            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            config.output_attentions if output_attentions is None else output_attentions,
+            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
         )
         pooled = pool(encoded.last_hidden_state, mask, self.config.pooling)
         return BaseModelOutputWithPooling(

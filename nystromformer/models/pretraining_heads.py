@@ -14,7 +14,7 @@ from nystromformer.attention.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
 from nystromformer.models.heads import NystromformerWithHead, on_encoding
-from nystromformer.models.losses import IGNORED, Tally, cross_entropy_tally
+from nystromformer.models.losses import IGNORED, Count, Tally, cross_entropy_tally
 
 TIED = {
     "cls.predictions.decoder.weight": "nystromformer.embeddings.word_embeddings.weight",
@@ -115,7 +115,7 @@ class NystromformerForMaskedLM(PredictsWords):
         *,
         labels: Tensor | None = None,
         output_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
     ) -> MaskedLMOutput:
         """`labels` (b, n) are -100 except at masked tokens.
 
@@ -185,7 +185,7 @@ class NystromformerForPreTraining(PredictsWords):
         labels: Tensor | None = None,
         sentence_order_label: Tensor | None = None,
         output_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
     ) -> NystromformerForPreTrainingOutput:
         """`labels` (b, n) are -100 except at masked tokens; `sentence_order_label` (b,) is 0 for segments in order, 1
         for swapped ones, -100 for examples that are no pair. With labels the vocabulary's logits are returned only with
@@ -209,7 +209,7 @@ class NystromformerForPreTraining(PredictsWords):
         )
 
 
-def combined_loss(mlm: Tally | None, sop: Tally | None, num_items: Tensor | int | None) -> Tensor | None:
+def combined_loss(mlm: Tally | None, sop: Tally | None, num_items: Count) -> Tensor | None:
     """MLM mean + SOP mean, whichever were given.
 
     `num_items` of two numbers holds both denominators, and gradients accumulated over any split into batches equal
