@@ -69,41 +69,31 @@ class AttentionCall:
     radius: int | None  # how far tokens see in a layer with a sliding window
     scale: float | None  # of the logits, d ** -0.5 if None
     is_cross: bool = False  # queries and keys are surely not of one sequence
+    dropout: float = 0.0  # of the attention weights
+    wants_map: bool = False  # the attention matrix is asked for
 
 
-def attention_forward(
-    name: str,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | WindowMask | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """An attention function of Transformers: (b, n, h, d), and the attention matrix if asked for.
+def attention_forward(name: str, module: nn.Module, *inputs: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
+    """An attention function of Transformers, with the inputs of `read_call`: (b, n, h, d), and the matrix if asked for.
 
     Options come from `module.config.attention_options`; with enough landmarks the result is exact. Layers with a
     sliding window get exactly that window, in linear time too.
     """
     if not torch.compiler.is_compiling():
         CALLED.add(module)
-    call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
+    call = read_call(module, *inputs, **others)
     replacement = replacement_of(module)
-    if dropout and module.training:
+    if call.dropout and module.training:
         if replacement is not None:
             raise ValueError(
-                f"{described(module)}: dropout={dropout} on attention weights, which attention of linear cost never "
-                f"makes; set the attention's dropout to 0."
+                f"{described(module)}: dropout={call.dropout} on attention weights, which attention of linear cost "
+                f"never makes; set the attention's dropout to 0."
             )
         warn_about_dropout()
     choice = None if replacement is None else replacement.choice
     attend = attention_of(call, choice or configured_choice(module, name))
     kernel = convolution_kernel(module)
-    if not others.get("output_attentions"):
+    if not call.wants_map:
         out, weights = attend(call.query, call.key, call.value, conv_weight=kernel), None  # (b h n d)
     else:  # the output comes from the matrix, so that gradients reach it
         weights = attention_map(attend, call.query, call.key)
@@ -168,10 +158,11 @@ def read_call(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | WindowMask | None,
-    scaling: float | None,
-    is_causal: bool | None,
-    sliding_window: int | None,
-    others: dict[str, Any],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> AttentionCall:
     """What a module of Transformers asks its attention function for; refused where it can't be had."""
     try:
@@ -187,7 +178,8 @@ def read_call(
     except (TypeError, ValueError) as error:
         remedy = REMEDY if replacement_of(module) is None else "leave it out of replace_attention with layers=…"
         raise type(error)(f"{described(module)}: {error} To go without, {remedy}.") from error
-    return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling, is_cross)
+    wants_map = bool(others.get("output_attentions"))
+    return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling, is_cross, dropout, wants_map)
 
 
 def described(module: nn.Module) -> str:

@@ -18,7 +18,7 @@ from nystromformer.integrations.attention_interface import (
     with_convolution,
 )
 from nystromformer.integrations.guarded_models import refuse
-from nystromformer.integrations.hf_masks import WindowMask, padding_mask
+from nystromformer.integrations.hf_masks import padding_mask
 from nystromformer.integrations.hf_modules import interface_modules
 from nystromformer.integrations.offered import Choice, attention_map, chosen
 from nystromformer.integrations.skip_convolution import convolution_kernel
@@ -75,19 +75,8 @@ def record_calls(model: PreTrainedModel, **inputs: Tensor) -> tuple[list[Attenti
     return calls, output
 
 
-def _forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | WindowMask | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    call = read_call(module, query, key, value, attention_mask, scaling, is_causal, sliding_window, others)
+def _forward(module: nn.Module, *inputs: Any, **others: Any) -> tuple[Tensor, None]:
+    call = read_call(module, *inputs, **others)
     out = with_convolution(_current.get()(call), call.value, convolution_kernel(module), call.query_mask)
     return out.transpose(1, 2).contiguous(), None
 
