@@ -10,7 +10,9 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
         NystromAttention,
         build_attention,
         nystrom_attention,
+        nystrom_attention_varlen,
         nystrom_attention_weights,
+        nystrom_local_attention_varlen,
     )
     from nystromformer.integrations import register
     from nystromformer.integrations.replace import replace_attention, restore_attention
@@ -43,7 +45,9 @@ __all__ = [
     "add_skip_convolution",
     "build_attention",
     "nystrom_attention",
+    "nystrom_attention_varlen",
     "nystrom_attention_weights",
+    "nystrom_local_attention_varlen",
     "register",
     "replace_attention",
     "restore_attention",
@@ -56,7 +60,9 @@ _HOMES = {
     "add_skip_convolution": "integrations.skip_convolution",
     "build_attention": "attention",
     "nystrom_attention": "attention",
+    "nystrom_attention_varlen": "attention",
     "nystrom_attention_weights": "attention",
+    "nystrom_local_attention_varlen": "attention",
     "register": "integrations",
     "replace_attention": "integrations.replace",
     "restore_attention": "integrations.replace",

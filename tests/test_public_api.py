@@ -4,10 +4,13 @@ import ast
 import inspect
 from pathlib import Path
 
+import pytest
+
 import nystromformer
 
 PUBLIC = """
-NystromAttention build_attention nystrom_attention nystrom_attention_weights
+NystromAttention build_attention nystrom_attention nystrom_attention_varlen nystrom_attention_weights
+nystrom_local_attention_varlen
 NystromformerConfig NystromformerModel NystromformerForMaskedLM NystromformerForMultipleChoice
 NystromformerForPreTraining NystromformerForQuestionAnswering NystromformerForSequenceClassification
 NystromformerForTokenClassification
@@ -22,6 +25,9 @@ SIGNATURES = {
     "build_attention": "name, *, num_heads, head_dim, max_length, **",
     "nystrom_attention": "query, key, value, mask, *, num_landmarks, query_mask, key_mask, conv_weight, "
     "pinv_iterations, pinv_scaling, exact_below, scale",
+    "nystrom_attention_varlen": "query, key, value, cu_seqlens, *, num_landmarks, cu_seqlens_q, cu_seqlens_k, "
+    "max_seqlen, conv_weight, pinv_iterations, pinv_scaling, landmarks, pinv, exact_below, scale, is_causal",
+    "nystrom_local_attention_varlen": "query, key, value, cu_seqlens, *, num_landmarks, max_seqlen",
 }
 """The names of parameters in order; * before those by keyword. Further keywords may follow."""
 
@@ -49,10 +55,11 @@ def test_editors_and_type_checkers_see_the_same_names():
     assert shown == NAMES - {"__version__"}
 
 
-def test_the_operation_keeps_its_parameters():
-    parameters = inspect.signature(nystromformer.nystrom_attention).parameters
-    wanted = SIGNATURES["nystrom_attention"].replace("*, ", "").split(", ")
+@pytest.mark.parametrize("name", ["nystrom_attention", "nystrom_attention_varlen", "nystrom_local_attention_varlen"])
+def test_the_operations_keep_their_parameters(name):
+    parameters = inspect.signature(getattr(nystromformer, name)).parameters
+    wanted = SIGNATURES[name].replace("*, ", "").split(", ")
     assert list(parameters)[:4] == wanted[:4]
     assert set(wanted) <= parameters.keys()
     positional = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert positional == ["query", "key", "value", "mask"]
+    assert positional == wanted[:4]

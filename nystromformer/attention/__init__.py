@@ -8,6 +8,8 @@ from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
 from nystromformer.attention.nystrom_layer import NystromAttention
 from nystromformer.attention.nystrom_local import nystrom_local_attention, nystrom_local_attention_weights
+from nystromformer.attention.nystrom_local_varlen import nystrom_local_attention_varlen
+from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
 from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual
 from nystromformer.attention.reformer import reformer_attention
@@ -28,8 +30,10 @@ __all__ = [
     "linformer_attention",
     "longformer_attention",
     "nystrom_attention",
+    "nystrom_attention_varlen",
     "nystrom_attention_weights",
     "nystrom_local_attention",
+    "nystrom_local_attention_varlen",
     "nystrom_local_attention_weights",
     "performer_attention",
     "pinv_residual",

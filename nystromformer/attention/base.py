@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from nystromformer.attention.common import check_tokens, rows_of_map, shape_of
+from nystromformer.attention.varlen import each_alone, packed_input
 from nystromformer.checks import check_at_least
 
 
@@ -22,6 +24,10 @@ class Attention(nn.Module):
     operation: Callable[..., Tensor]
     """The function `f(query, key, value, mask=None, *, …)` that attends. An instance can be given another one of the
     same signature: `nystromformer.distributed` does."""
+    packed_operation: ClassVar[Callable[..., Tensor] | None] = None
+    """The function `f(query, key, value, cu_seqlens, *, …)` for packed sequences; None: `operation` of each alone."""
+    takes_packed: ClassVar[bool] = True
+    """Takes sequences that are packed one after the other, with `cu_seqlens`."""
     size_option: ClassVar[str | None] = None
     """The option that a suffix such as the 64 of `nystrom-64` sets."""
     linear: ClassVar[bool] = True
@@ -87,18 +93,62 @@ class Attention(nn.Module):
         *,
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
-        """(b, h, n, d) from `query` (b, h, n, d), `key` and `value` (b, h, s, d); n = s without `cross_attention`."""
+        """(b, h, n, d) from `query` (b, h, n, d), `key` and `value` (b, h, s, d); n = s without `cross_attention`.
+
+        With `cu_seqlens` (b + 1), or `cu_seqlens_q` and `cu_seqlens_k`, all are (tokens, h, d) of packed sequences, of
+        which each gives what it gives alone; nested tensors of the jagged layout need no `cu_seqlens`. `max_seqlen` is
+        the most tokens of a sequence: compiled graphs of all but `nystrom` pad to it.
+        """
+        borders = {"cu_seqlens": cu_seqlens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+        if any(each is not None for each in borders.values()) or getattr(query, "is_nested", False):
+            given = next((name for name, each in masks.items() if each is not None), None)
+            if given is not None:
+                raise ValueError(f"{given} was given with packed sequences, which have no padding: leave it out.")
+            told = {name: each for name, each in borders.items() if each is not None}
+            return self._attend_packed(query, key, value, told, max_seqlen)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             self._check_size(name, tensor)
-        overrides = {"query_mask": query_mask, "key_mask": key_mask}
-        given = {name: each for name, each in overrides.items() if each is not None}
-        if given and not self.cross_attention:
+        overrides = {name: each for name, each in masks.items() if name != "mask" and each is not None}
+        if overrides and not self.cross_attention:
             raise ValueError(
-                f"{next(iter(given))} was given: {type(self).__name__} is for self-attention, where there is one mask; "
-                f"give mask."
+                f"{next(iter(overrides))} was given: {type(self).__name__} is for self-attention, where there is one "
+                f"mask; give mask."
             )
-        return self.operation(query, key, value, mask, **given, **self.arguments(query))
+        return self.operation(query, key, value, mask, **overrides, **self.arguments(query))
+
+    def _attend_packed(
+        self, query: Tensor, key: Tensor, value: Tensor, borders: dict[str, Tensor], max_seqlen: int | None
+    ) -> Tensor:
+        if not self.takes_packed:
+            raise ValueError(
+                f"packed sequences were given: {type(self).__name__} takes none; give a padded batch and mask."
+            )
+        if "operation" in vars(self):
+            raise ValueError(
+                f"packed sequences were given to {type(self).__name__} with an operation of its own, as where "
+                f"sequences are split over processes: give a batch (batch, heads, length, head size) and mask."
+            )
+        packed = packed_input(query, key, value, **borders)
+        if not packed.is_self_attention and not self.cross_attention:
+            raise ValueError(
+                f"sequences of queries and of keys were given: {type(self).__name__} is for self-attention; give "
+                f"cu_seqlens."
+            )
+        longest = max_seqlen
+        if self.needs_fixed_length and not torch.compiler.is_compiling():
+            longest = max(packed.queries.read_lengths())
+        for name, rows in (("query", packed.query), ("key", packed.key), ("value", packed.value)):
+            self._check_sizes(name, rows, f"(tokens, {self.num_heads}, {self.head_dim})", longest)
+        arguments = self.arguments(packed.as_one[0])
+        if self.packed_operation is None:
+            return packed.result(each_alone(self.operation, packed, max_seqlen, **arguments))
+        return self.packed_operation(query, key, value, **borders, max_seqlen=max_seqlen, **arguments)
 
     def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:
         """Rows of the matrix that values are multiplied with, (b, h, len(rows), n), in memory linear in n.
@@ -113,16 +163,20 @@ class Attention(nn.Module):
         return rows_of_map(self.operation, query, key, rows, mask, **arguments)
 
     def _check_size(self, name: str, tensor: Tensor) -> None:
-        """What only the module knows; the operation checks everything else."""
         check_tokens(name, tensor)
-        if tensor.shape[1] != self.num_heads or tensor.shape[3] != self.head_dim:
+        self._check_sizes(name, tensor, f"(batch, {self.num_heads}, length, {self.head_dim})", tensor.shape[2])
+
+    def _check_sizes(self, name: str, tensor: Tensor, wanted: str, length: int | None) -> None:
+        """What only the module knows; the operation checks everything else."""
+        if tensor.shape[1] != self.num_heads or tensor.shape[-1] != self.head_dim:
             raise ValueError(
                 f"{name} has shape {shape_of(tensor)}: {type(self).__name__} was built with num_heads={self.num_heads} "
-                f"and head_dim={self.head_dim}, so it must be (batch, {self.num_heads}, length, {self.head_dim})."
+                f"and head_dim={self.head_dim}, so it must be {wanted}."
             )
-        if self.needs_fixed_length and self.max_length is not None and tensor.shape[2] > self.max_length:
+        most = self.max_length if self.needs_fixed_length else None
+        if most is not None and length is not None and length > most:
             raise ValueError(
-                f"length {tensor.shape[2]}: {type(self).__name__} was built with max_length={self.max_length}; "
+                f"length {length}: {type(self).__name__} was built with max_length={self.max_length}; "
                 f"shorten the input or build it with a larger max_length."
             )
 

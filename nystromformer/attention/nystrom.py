@@ -8,9 +8,7 @@ B V is ordinary attention with m queries, and F W with W = A⁺ (B V) is ordinar
 two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no n×m matrix ever exists.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,45 +26,20 @@ from nystromformer.attention.common import (
     key_padding_mask,
     refuse_causal,
     refuse_forward_mode,
-    softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.exact_below import (
-    all_are_short,
-    check_exact_below,
-    exact_where_short,
-    short_examples,
+from nystromformer.attention.exact_below import all_are_short, short_examples
+from nystromformer.attention.nystrom_core import (
+    NystromOptions,
+    attend_and_skip,
+    attend_to_sequences,
+    landmark_core,
+    masked_softmax,
 )
-from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
-from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
-from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
+from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of
 from nystromformer.attention.valid_spans import attend_to_spans, valid_spans
-from nystromformer.checks import check_at_least, check_choice, check_odd
-
-
-@dataclass(frozen=True, kw_only=True)
-class NystromOptions:
-    """How the softmax matrix is approximated. Checked when made."""
-
-    num_landmarks: int = 64
-    pinv_iterations: int = 6
-    pinv_scaling: str = "matrix"
-    landmarks: str = "segment_means"
-    pinv: str = "iterative"
-    exact_below: int | None = None
-
-    def __post_init__(self) -> None:
-        check_at_least("num_landmarks", self.num_landmarks, 1, "the paper uses 64")
-        check_at_least("pinv_iterations", self.pinv_iterations, 0, "the paper uses 6")
-        check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
-        check_choice("landmarks", self.landmarks, LANDMARKS)
-        check_choice("pinv", self.pinv, PSEUDOINVERSES)
-        check_exact_below(self.exact_below)
-
-    @property
-    def exact_up_to(self) -> int:
-        """The number of valid tokens up to which nothing is approximated."""
-        return max(self.num_landmarks, self.exact_below or 0)
+from nystromformer.checks import check_odd
 
 
 def nystrom_attention(
@@ -135,10 +108,10 @@ def nystrom_attention(
         ways = 1 if options.exact_up_to == num_landmarks else 2
         spans = valid_spans(query_mask, query, ways) if alone else None
         if spans is not None:
-            attend = partial(_attend_and_skip, None, None, conv_weight, scale, options)
+            attend = partial(attend_to_sequences, kernel=conv_weight, scale=scale, options=options)
             return attend_to_spans(attend, spans, query, key, value)
         query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
-        out = _attend_and_skip(query_mask, key_mask, conv_weight, scale, options, query, key, value)
+        out = attend_and_skip(query, key, value, query_mask, key_mask, conv_weight, scale, options)
         return zero_masked(out, query_mask)
 
 
@@ -204,6 +177,7 @@ class NystromSelfAttention(Attention):
 
     name = "nystrom"
     operation = staticmethod(nystrom_attention)
+    packed_operation = staticmethod(nystrom_attention_varlen)
     size_option = "num_landmarks"
     cross_attention = True
     takes_convolution = True
@@ -249,119 +223,3 @@ class NystromSelfAttention(Attention):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.options}"
-
-
-@dataclass(frozen=True)
-class LandmarkCore:
-    """All that is small: landmarks, and the pseudoinverse of their softmax matrix."""
-
-    queries: Tensor  # Q̃ (b h m d), at least float32
-    keys: Tensor  # K̃ (b h m d)
-    inverse: Tensor  # Z ≈ A⁺ (b h m m)
-    attendable_keys: Tensor | None  # which K̃ a softmax may use, (b, 1 or h, 1, m)
-    query_segments: Segments
-    key_segments: Segments
-
-
-def landmark_core(
-    query: Tensor,
-    key: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    options: NystromOptions,
-) -> LandmarkCore:
-    m = options.num_landmarks
-    query_segments = key_segments = segments(query, m, query_mask)
-    if torch.compiler.is_exporting() or key_mask is not query_mask or key.shape[2] != query.shape[2]:
-        key_segments = segments(key, m, key_mask)
-    queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
-    keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
-    allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
-    Z = softmax_inverse(queries, keys, query_occupied, allowed, scale, options)
-    return LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
-
-
-def softmax_inverse(
-    queries: Tensor,
-    keys: Tensor,
-    query_occupied: Tensor | None,
-    allowed: Tensor | None,
-    scale: float,
-    options: NystromOptions,
-) -> Tensor:
-    """Z ≈ A⁺ (b, h, m, m) for landmarks Q̃ and K̃ (b, h, m, d).
-
-    `query_occupied` (b, 1 or h, m) and `allowed` (b, 1 or h, 1, m) leave out what stands for no token; None: nothing.
-    """
-    A = masked_softmax(scale * queries @ keys.mT, allowed)  # (b h m m)
-    if query_occupied is not None:
-        A = A.masked_fill(~query_occupied[..., None], 0)  # rows of empty segments, like their columns above
-    if options.pinv == "exact":
-        return exact_pinv(A)
-    return iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
-
-
-def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: str) -> tuple[Tensor, Tensor | None]:
-    """Landmarks (b, h, m, d) and which of them stand for a token, (b, 1 or h, m); None where all surely do."""
-    if method == "kmeans":
-        means, counts = kmeans_means(tokens, divided, mask)
-        return means, counts > 0
-    surely_occupied = mask is None and not torch.compiler.is_exporting()
-    return means_over(tokens, divided), None if surely_occupied else divided.occupied[:, None]
-
-
-def masked_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    return torch.softmax(logits if allowed is None else logits.masked_fill(~allowed, -math.inf), dim=-1)
-
-
-def _attend_and_skip(
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    kernel: Tensor | None,
-    scale: float,
-    options: NystromOptions,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-) -> Tensor:
-    """`_attend` and the skip convolution of the values with `kernel` (h, k). Masked rows must be zero already."""
-    out = _attend(query, key, value, query_mask, key_mask, scale, options)
-    if kernel is None:
-        return out
-    skip = skip_convolution(value, kernel)
-    # Attention needs its own output for backward; without backward the sum needs no memory of its own.
-    return out + skip if out.requires_grad else out.add_(skip)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    options: NystromOptions,
-) -> Tensor:
-    """F A⁺ B V, exact for short examples. Masked rows must be zero already."""
-    exporting = torch.compiler.is_exporting()  # one graph for all lengths: no decision may rest on a length
-    m = options.num_landmarks
-    if not exporting and (min(query.shape[2], key.shape[2]) <= m or all_are_short(query, key, options.exact_below)):
-        return softmax_attention(query, key, value, key_padding_mask(key_mask), scale)
-
-    core = landmark_core(query, key, query_mask, key_mask, scale, options)
-    BV = softmax_attention(core.queries.to(value.dtype), key, value, key_padding_mask(key_mask), scale)  # (b h m e)
-    W = (core.inverse @ BV.to(core.inverse.dtype)).to(value.dtype)  # (b h m e)
-    if exporting or key_mask is not None:
-        # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
-        own_values = means_over(value, core.key_segments).to(value.dtype)
-        W = torch.where(core.key_segments.one_token_each[:, None, None, None], own_values, W)
-    out = softmax_attention(query, core.keys.to(value.dtype), W, core.attendable_keys, scale)
-    if exporting or (query_mask is not None and query_mask is not key_mask):
-        # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
-        index = core.query_segments.index[:, None, :, None].expand(-1, *BV.shape[1:2], -1, BV.shape[3])
-        own_rows = BV.gather(2, index)
-        out = torch.where(core.query_segments.one_token_each[:, None, None, None], own_rows, out)
-    if options.exact_up_to == m:
-        return out
-    return exact_where_short(out, query, key, value, query_mask, key_mask, scale, options.exact_below)

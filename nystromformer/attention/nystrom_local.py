@@ -17,83 +17,24 @@ Without near field and heavy keys λ → 0 gives F A⁻¹ B V, the paper's form;
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import (
-    at_least_float32,
     check_self_attention,
     checked_scale,
     full_precision,
-    key_padding_mask,
-    pad_head_dims,
     refuse_causal,
     refuse_forward_mode,
     rows_of_map,
-    softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.exact_below import check_exact_below, exact_where_short
-from nystromformer.attention.nystrom_local_parts import (
-    TokenBlocks,
-    core_places,
-    corrected_values,
-    far_field,
-    find_heavy_keys,
-    key_bias,
-    near_bias,
-    pick,
-    token_blocks,
-)
-from nystromformer.attention.partial_softmax import attention_with_lse, merge, shared_part, window_part
+from nystromformer.attention.nystrom_local_core import NystromLocalOptions, attend
+from nystromformer.attention.nystrom_local_varlen import nystrom_local_attention_varlen
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
-from nystromformer.checks import check_at_least, check_number, check_odd
-
-SMALLEST_RIDGE = 1e-4
-"""Less would leave the core singular to float32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NystromLocalOptions:
-    """How the softmax matrix is approximated. Checked when made."""
-
-    num_landmarks: int = 64
-    heavy_keys: int | None = None
-    block_size: int = 32
-    core_rows: int = 64
-    ridge: float = 0.01
-    exact_below: int | None = None
-
-    def __post_init__(self) -> None:
-        check_at_least("num_landmarks", self.num_landmarks, 1, "64 is usual")
-        if self.heavy_keys is not None:
-            check_at_least("heavy_keys", self.heavy_keys, 0)
-        if self.num_heavy >= self.num_landmarks:
-            raise ValueError(
-                f"heavy_keys={self.heavy_keys} with num_landmarks={self.num_landmarks}: heavy keys are some of the "
-                f"landmarks, so there must be fewer; a quarter is usual."
-            )
-        check_at_least("block_size", self.block_size, 1)
-        check_at_least("core_rows", self.core_rows, 1)
-        check_number("ridge", self.ridge, SMALLEST_RIDGE, "0.01 is usual")
-        check_exact_below(self.exact_below)
-
-    @property
-    def num_heavy(self) -> int:
-        return self.num_landmarks // 4 if self.heavy_keys is None else self.heavy_keys
-
-    @property
-    def num_segments(self) -> int:
-        return self.num_landmarks - self.num_heavy
-
-    @property
-    def exact_up_to(self) -> int:
-        """The number of valid tokens up to which nothing is approximated."""
-        return max(self.num_segments, self.num_heavy, 2 * self.block_size, self.exact_below or 0)
+from nystromformer.checks import check_odd
 
 
 def nystrom_local_attention(
@@ -152,7 +93,7 @@ def nystrom_local_attention(
         conv_weight = kernel_of(conv_weight, value.shape[1], value.dtype)
 
     with full_precision(query):
-        out = _attend(query, key, value, mask, scale, options)
+        out = attend(query, key, value, mask, scale, options)
         if conv_weight is not None:
             out = out + skip_convolution(zero_masked(value, mask), conv_weight)
         return zero_masked(out, mask)
@@ -205,6 +146,7 @@ class NystromLocalAttention(Attention):
 
     name = "nystrom-local"
     operation = staticmethod(nystrom_local_attention)
+    packed_operation = staticmethod(nystrom_local_attention_varlen)
     size_option = "num_landmarks"
     takes_convolution = True
 
@@ -244,49 +186,3 @@ class NystromLocalAttention(Attention):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.options}"
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: NystromLocalOptions
-) -> Tensor:
-    # One graph for all lengths is exported: no decision may rest on a length.
-    if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
-        query, key, value = (zero_masked(x, mask) for x in (query, key, value))
-        return softmax_attention(query, key, value, key_padding_mask(mask), scale)
-    equal_widths = pad_head_dims(query, key, value)
-    blocks = token_blocks(query, mask, options.block_size, least=options.num_heavy)
-    s = options.block_size
-    q, k, v = (blocks.arrange(x, margin) for x, margin in zip(equal_widths, (0, s, s), strict=True))
-    out = blocks.restore(_attend_in_blocks(q, k, v, blocks, scale, options))[..., : value.shape[3]]
-    if options.exact_below is None:
-        return out
-    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
-    return exact_where_short(out, query, key, value, mask, mask, scale, options.exact_below)
-
-
-def _attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, blocks: TokenBlocks, scale: float, options: NystromLocalOptions
-) -> Tensor:
-    """(l, c, e) for `query` (l, c, d) and `key`, `value` (s + l + s, c, d), as `TokenBlocks` arranges them."""
-    s, wide = blocks.size, at_least_float32(query.dtype)
-    in_blocks = query.unflatten(0, (blocks.number, s)).transpose(1, 2)  # (g c s d)
-    with_margins = key, value
-    key, value = key[s:-s], value[s:-s]
-    present = key_bias(blocks, wide)
-
-    rows = core_places(blocks, options.core_rows)
-    core_query = pick(query, rows)  # (c r d)
-    BV, logsumexp = attention_with_lse(
-        core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], present[None, :, None], scale
-    )
-    heavy = find_heavy_keys(core_query, logsumexp[0], key, scale, blocks, options.num_heavy)
-    far = far_field(key, value, heavy, blocks, options.num_segments)
-
-    # The near part of all queries needs no core: the core rows only pick theirs from it.
-    near = window_part(in_blocks, *with_margins, near_bias(present, heavy, blocks), scale, s)
-    near_out, near_logsumexp = (pick(x.transpose(1, 2).flatten(0, 1), rows) for x in near)
-    far_logits = scale * core_query.to(wide) @ far.key.mT + pick(far.bias[:, :, 0], rows // s)  # (c r m)
-    W = corrected_values(BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value, options.ridge)
-
-    far_part = shared_part(in_blocks, far.key.to(query.dtype), W.to(query.dtype), far.bias, scale)
-    return merge(near, far_part).transpose(1, 2).flatten(0, 1)

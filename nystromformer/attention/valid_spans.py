@@ -5,7 +5,7 @@ queries, keys and values. Where each example's valid tokens stand together, as p
 reading the mask does not wait for a device, both can be avoided.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -26,7 +26,7 @@ def valid_spans(mask: Tensor | None, tokens: Tensor, ways: int = 1) -> list[tupl
     >>> valid_spans(mask, torch.zeros(2, 8, 4096, 64))
     [(0, 1000), (0, 4096)]
     """
-    if mask is None or not _is_readable(mask) or ways * tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
+    if mask is None or not is_readable(mask) or ways * tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
         return None
     length = mask.shape[1]
     place = torch.arange(length)
@@ -39,31 +39,42 @@ def valid_spans(mask: Tensor | None, tokens: Tensor, ways: int = 1) -> list[tupl
     return list(zip(first.tolist(), after.tolist(), strict=True))
 
 
-def attend_to_spans(attend: Callable[..., Tensor], spans: list[tuple[int, int]], *tensors: Tensor) -> Tensor:
+def attend_to_spans(attend: Callable[..., Sequence[Tensor]], spans: list[tuple[int, int]], *tensors: Tensor) -> Tensor:
     """`attend` of each example's span alone, in its place in a result (b, h, n, e) of zeros.
 
-    `attend` gets (1, h, l, d) of `tensors` (b, h, n, d) and gives (1, h, l, e), with no mask left to heed. Where there
-    is no padding at all it gets the batch together.
+    `attend` gets, for each of `tensors` (b, h, n, d), a list of (1, h, l, d), and gives a list of (1, h, l, e), with no
+    mask left to heed. Where there is no padding at all it gets the batch together.
     """
     batch, length = tensors[0].shape[0], tensors[0].shape[2]
     if all(after - first == length for first, after in spans):
-        return attend(*tensors)
+        return attend(*([x] for x in tensors))[0]
     sizes = list(chain.from_iterable((first, after - first, length - after) for first, after in spans))
-    examples = zip(*(_rows(x).split(sizes)[1::3] for x in tensors), strict=True)
+    examples = [[as_batch(rows) for rows in _rows(x).split(sizes)[1::3] if len(rows)] for x in tensors]
+    outs = iter(attend(*examples) if examples[0] else ())
+    nothing = tensors[-1].new_zeros(0, *tensors[-1].shape[1::2])
     pieces = []
-    for example, (first, after) in zip(examples, spans, strict=True):
-        out = example[-1]  # of an example without tokens: nothing
-        if first < after:
-            out = attend(*(x.transpose(0, 1)[None] for x in example))[0].transpose(0, 1)  # (l h e)
+    for first, after in spans:
+        out = as_rows(next(outs)) if first < after else nothing  # (l h e)
         pieces += [out.new_zeros(first, *out.shape[1:]), out, out.new_zeros(length - after, *out.shape[1:])]
     return torch.cat(pieces).unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def as_batch(rows: Tensor) -> Tensor:
+    """One sequence (l, h, d) as a batch (1, h, l, d), a view."""
+    return rows.transpose(0, 1)[None]
+
+
+def as_rows(batch: Tensor) -> Tensor:
+    """A batch (1, h, l, d) of one sequence as (l, h, d), a view."""
+    return batch[0].transpose(0, 1)
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether Python can look at what `x` holds without waiting for a device: not in graphs or under `torch.func`."""
+    in_python = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return in_python and x.device.type == "cpu" and type(x) is Tensor
 
 
 def _rows(x: Tensor) -> Tensor:
     """(b, h, n, d) → (b·n, h, d), a view where it has the layout of projections."""
     return x.transpose(1, 2).flatten(0, 1)
-
-
-def _is_readable(mask: Tensor) -> bool:
-    in_python = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    return in_python and mask.device.type == "cpu" and type(mask) is Tensor

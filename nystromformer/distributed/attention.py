@@ -30,7 +30,7 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom import NystromOptions, softmax_inverse
+from nystromformer.attention.nystrom_core import NystromOptions, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks

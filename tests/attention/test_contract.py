@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from largest_tensor import Largest
 
 from nystromformer.attention.registry import ATTENTIONS, build_attention
+from nystromformer.attention.varlen import lengths_to_offsets
 
 HEADS, DIM, MAX_LENGTH = 2, 4, 320
 LENGTHS = (1, 2, 7, 65, 129, 301)
@@ -228,6 +229,7 @@ CAPABILITIES = (
     "splits_over_ranks",
     "stochastic",
     "takes_convolution",
+    "takes_packed",
 )
 
 
@@ -320,6 +322,56 @@ def test_cross_attention_works_or_is_refused(name, options):
             attention(query, key, value)
         with pytest.raises(ValueError, match=r"key_mask was given: .* is for self-attention"):
             attention(key, key, value, key_mask=masks["key_mask"])
+
+
+PACKED = [5, 1, 40, 17, 90]
+
+
+@every_attention
+def test_packed_sequences_give_what_each_gives_alone(name, options):
+    attention = build(name, options)
+    qkv = [x[0].transpose(0, 1).requires_grad_() for x in tokens(1, sum(PACKED))]
+    leaves = [*qkv, *attention.parameters()]
+    pieces = zip(*(x.split(PACKED) for x in qkv), strict=True)
+    alone = [run(attention, [x.transpose(0, 1)[None] for x in piece]) for piece in pieces]
+    expected = torch.cat([out[0].transpose(0, 1) for out in alone])
+    torch.manual_seed(1)
+    packed = attention(*qkv, cu_seqlens=lengths_to_offsets(torch.tensor(PACKED)))
+    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-9)
+    weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(11)).double()
+    found, wanted = (torch.autograd.grad(out, leaves, weight, allow_unused=True) for out in (packed, expected))
+    for x, y in zip(found, wanted, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
+
+
+@every_attention
+def test_packed_sequences_are_refused_where_they_do_not_fit(name, options, monkeypatch):
+    attention, (x, *_) = build(name, options), tokens(1, 20)
+    rows, borders = x[0].transpose(0, 1), torch.tensor([0, 8, 20])
+    with pytest.raises(ValueError, match="mask was given with packed sequences, which have no padding: leave it out"):
+        attention(rows, rows, rows, holes(1, 20), cu_seqlens=borders)
+    with pytest.raises(ValueError, match=r"query has shape \(20, 1, 4\): .* so it must be \(tokens, 2, 4\)"):
+        attention(rows[:, :1], rows[:, :1], rows[:, :1], cu_seqlens=borders)
+    both = {"cu_seqlens_q": borders, "cu_seqlens_k": borders}
+    if attention.cross_attention:
+        without = {"conv_kernel_size": None} if attention.takes_convolution else {}
+        assert build(name, options | without)(rows, rows, rows, **both).shape == rows.shape
+    else:
+        with pytest.raises(ValueError, match=r"sequences of queries and of keys were given: .* is for self-attention"):
+            attention(rows, rows, rows, **both)
+    if attention.needs_fixed_length:
+        long = torch.randn(MAX_LENGTH + 1, HEADS, DIM, dtype=torch.float64)
+        with pytest.raises(ValueError, match=f"length {MAX_LENGTH + 1}: .* max_length={MAX_LENGTH}"):
+            attention(long, long, long, cu_seqlens=torch.tensor([0, MAX_LENGTH + 1]))
+        assert attention(long, long, long, cu_seqlens=torch.tensor([0, 5, MAX_LENGTH + 1])).shape == long.shape
+    attention.operation = type(attention).operation
+    with pytest.raises(ValueError, match=r"with an operation of its own, as where sequences are split over processes"):
+        attention(rows, rows, rows, cu_seqlens=borders)
+    monkeypatch.setattr(type(attention), "takes_packed", False)
+    with pytest.raises(ValueError, match=r"packed sequences were given: .* takes none; give a padded batch and mask"):
+        attention(rows, rows, rows, cu_seqlens=borders)
 
 
 @every_attention
