@@ -8,6 +8,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -28,15 +29,7 @@ def duration(seconds: float) -> str:
 @contextmanager
 def count_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for work that reports (done, wanted)."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-    )
-    with bar:
+    with _bar(MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, wanted: bar.update(task, completed=done, total=wanted)
 
@@ -44,14 +37,7 @@ def count_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], None]]:
     """A bar with the time left; the function it gives is told how much is done, from 0 to 1."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-    )
+    bar = _bar(TaskProgressColumn(), TimeRemainingColumn(), TextColumn("left"))
     task = bar.add_task(title, total=1.0)
 
     def show(share: float) -> None:
@@ -68,15 +54,7 @@ def share_bar(title: str) -> Iterator[Callable[[float], None]]:
 @contextmanager
 def steps_bar(total: int) -> Iterator[Callable[[str], None]]:
     """A bar with the time left; the function it gives is called before each of `total` steps, with a label."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
+    with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("starting", total=total)
         started = False
 
@@ -87,3 +65,7 @@ def steps_bar(total: int) -> Iterator[Callable[[str], None]]:
 
         yield step
         bar.update(task, description="done", completed=total)
+
+
+def _bar(*columns: ProgressColumn) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True))

@@ -1,6 +1,7 @@
 """Linear attention against a dense evaluation of its formula."""
 
 import torch
+from drawn import check_same_with_gradients
 from torch.nn import functional
 
 from nystromformer.attention.linear import elu_plus_one, linear_attention
@@ -23,12 +24,7 @@ def test_equals_the_normalised_dense_formula_in_output_and_gradients():
     qkv = tokens(2, 3, 41, 5)
     mask = torch.rand(2, 41, generator=torch.Generator().manual_seed(1)) < 0.7
     ours, expected = linear_attention(*qkv, mask), dense(*qkv, mask)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
-    weight = torch.randn_like(ours)
-    for mine, other in zip(
-        torch.autograd.grad(ours, qkv, weight), torch.autograd.grad(expected, qkv, weight), strict=True
-    ):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    check_same_with_gradients(ours, expected, qkv, atol=1e-12)
 
 
 def test_is_an_average_so_constant_values_come_out_unchanged():

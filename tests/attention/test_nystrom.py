@@ -1,29 +1,15 @@
 """The contract of `nystrom_attention`: its values, masks, exactness, precision and gradients."""
 
+from functools import partial
+
 import oracles
 import pytest
 import torch
+from drawn import EXTREMES, check_extreme_inputs, check_half_precision, draw, qkv, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystromformer import nystrom_attention, nystrom_attention_weights
-
-
-def draw(*shape, seed=0, dtype=torch.float64, spread=1.0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(spread).to(dtype)
-
-
-def qkv(b=2, h=2, n=40, d=4, e=None, s=None, **options):
-    s, e = s or n, e or d
-    return (
-        draw(b, h, n, d, seed=1, **options),
-        draw(b, h, s, d, seed=2, **options),
-        draw(b, h, s, e, seed=3, **{**options, "spread": 1.0}),
-    )
-
-
-def random_mask(b, n, seed=0, share=0.6):
-    return torch.rand(b, n, generator=torch.Generator().manual_seed(seed)) < share
 
 
 @st.composite
@@ -244,15 +230,12 @@ def test_gradients_of_the_weights_are_right():
 def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, spread):
     tensors = [x.to(dtype) for x in qkv(n=n, d=32, spread=spread, dtype=torch.float32)]
     mask = random_mask(2, n) if masked else None
-    kernel, upstream = (0.1 * draw(2, 33)).to(dtype), draw(2, 2, n, 32, seed=4, dtype=dtype)
-    results = []
-    for cast in (dtype, torch.float32):
-        inputs = [x.to(cast).detach().requires_grad_() for x in (*tensors, kernel)]
-        out = nystrom_attention(*inputs[:3], mask, num_landmarks=m, conv_weight=inputs[3])
-        results.append((out, *torch.autograd.grad(out, inputs, upstream.to(cast))))
-    for half, full in zip(*results, strict=True):  # the output, then the gradients
-        assert half.dtype == dtype
-        assert (half.float() - full).norm() <= 0.02 * full.norm()
+    kernel = (0.1 * draw(2, 33)).to(dtype)
+
+    def attend(query, key, value, kernel):
+        return nystrom_attention(query, key, value, mask, num_landmarks=m, conv_weight=kernel)
+
+    check_half_precision(attend, [*tensors, kernel], dtype)
 
 
 def test_autocast_does_not_reach_the_approximation():
@@ -267,24 +250,9 @@ def test_autocast_does_not_reach_the_approximation():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", ["logits of ±1e4", "constant keys", "zeros", "one huge key", "tiny"])
+@pytest.mark.parametrize("kind", EXTREMES)
 def test_extreme_inputs_stay_finite(kind, dtype):
-    query, key, value = qkv(n=100, d=16)
-    if kind == "logits of ±1e4":
-        key = key * (1e4 / (query @ key.mT / 4).abs().max())
-    elif kind == "constant keys":
-        key = torch.ones_like(key)
-    elif kind == "zeros":
-        query, key, value = query * 0, key * 0, value * 0
-    elif kind == "one huge key":
-        key[:, :, 3] *= 100
-    else:
-        query, key = query * 1e-6, key * 1e-6
-    tensors = [x.to(dtype).requires_grad_() for x in (query, key, value)]
-    out = nystrom_attention(*tensors, num_landmarks=16)
-    assert out.isfinite().all()
-    out.float().square().mean().backward()
-    assert all(x.grad.isfinite().all() for x in tensors)
+    check_extreme_inputs(partial(nystrom_attention, num_landmarks=16), kind, dtype, n=100)
 
 
 def test_inputs_in_any_memory_layout_give_the_same():

@@ -1,7 +1,11 @@
 """The contract of `nystrom_local_attention`: its values, masks, exactness, precision and gradients."""
 
+from functools import partial
+
+import drawn
 import pytest
 import torch
+from drawn import EXTREMES, check_extreme_inputs, check_half_precision, draw, qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
@@ -12,18 +16,7 @@ from nystromformer.attention import nystrom_local_attention, partial_softmax
 SIZES = {"num_landmarks": 8, "heavy_keys": 2, "block_size": 4, "core_rows": 8}
 """Small enough that a few dozen tokens are approximated."""
 
-
-def draw(*shape, seed=0, dtype=torch.float64, spread=1.0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(spread).to(dtype)
-
-
-def qkv(b=2, h=2, n=40, d=4, e=None, spread=1.0, dtype=torch.float64):
-    query, key = (draw(b, h, n, d, seed=seed, spread=spread, dtype=dtype) for seed in (1, 2))
-    return query, key, draw(b, h, n, e or d, seed=3, dtype=dtype)
-
-
-def random_mask(b, n, seed=0, share=0.7):
-    return torch.rand(b, n, generator=torch.Generator().manual_seed(seed)) < share
+random_mask = partial(drawn.random_mask, share=0.7)
 
 
 @pytest.fixture(params=["fused", "plain"], autouse=True)
@@ -84,7 +77,7 @@ def cases(draw_from):
         "core_rows": integer(1, 20),
     }
     share = draw_from(st.sampled_from([None, 0.0, 0.4, 0.9, 1.0]))
-    mask = None if share is None else random_mask(b, n, integer(0, 2**31), share)
+    mask = None if share is None else random_mask(b, n, integer(0, 2**31), share=share)
     return qkv(b, h, n, d=integer(1, 5), e=integer(1, 5)), mask, sizes
 
 
@@ -222,14 +215,7 @@ def test_gradients_are_right(heavy_keys, block_size, conv, masked):
 def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, spread):
     tensors = [x.to(dtype) for x in qkv(n=n, d=32, spread=spread, dtype=torch.float32)]
     mask = random_mask(2, n) if masked else None
-    upstream, results = draw(2, 2, n, 32, seed=4, dtype=dtype), []
-    for cast in (dtype, torch.float32):
-        inputs = [x.to(cast).detach().requires_grad_() for x in tensors]
-        out = nystrom_local_attention(*inputs, mask, num_landmarks=m)
-        results.append((out, *torch.autograd.grad(out, inputs, upstream.to(cast))))
-    for half, full in zip(*results, strict=True):  # the output, then the gradients
-        assert half.dtype == dtype
-        assert (half.float() - full).norm() <= 0.02 * full.norm()
+    check_half_precision(lambda *own: nystrom_local_attention(*own, mask, num_landmarks=m), tensors, dtype)
 
 
 def test_autocast_does_not_reach_the_approximation():
@@ -243,24 +229,9 @@ def test_autocast_does_not_reach_the_approximation():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", ["logits of ±1e4", "constant keys", "zeros", "one huge key", "tiny"])
+@pytest.mark.parametrize("kind", EXTREMES)
 def test_extreme_inputs_stay_finite(kind, dtype):
-    query, key, value = qkv(n=150, d=16)
-    if kind == "logits of ±1e4":
-        key = key * (1e4 / (query @ key.mT / 4).abs().max())
-    elif kind == "constant keys":
-        key = torch.ones_like(key)
-    elif kind == "zeros":
-        query, key, value = query * 0, key * 0, value * 0
-    elif kind == "one huge key":
-        key[:, :, 3] *= 100
-    else:
-        query, key = query * 1e-6, key * 1e-6
-    tensors = [x.to(dtype).requires_grad_() for x in (query, key, value)]
-    out = nystrom_local_attention(*tensors, num_landmarks=16, block_size=8)
-    assert out.isfinite().all()
-    out.float().square().mean().backward()
-    assert all(x.grad.isfinite().all() for x in tensors)
+    check_extreme_inputs(partial(nystrom_local_attention, num_landmarks=16, block_size=8), kind, dtype, n=150)
 
 
 @pytest.mark.parametrize("n", [40, 43])

@@ -15,30 +15,18 @@ def test_holds_every_attention_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "name, option, size",
+    "name, option, default, other",
     [
-        ("linformer-128", "projection_dim", 128),
-        ("longformer-129", "window", 129),
-        ("performer-64", "num_features", 64),
-        ("reformer-4", "num_hashes", 4),
+        ("linformer", "projection_dim", 256, 128),
+        ("longformer", "window", 257, 129),
+        ("performer", "num_features", 256, 64),
+        ("reformer", "num_hashes", 2, 4),
     ],
 )
-def test_a_suffix_sets_the_size(name, option, size):
-    assert parse_attention_name(name) == (ATTENTIONS[name.split("-")[0]], {option: size})
-    assert getattr(build_attention(name, **SIZE), option) == size
-
-
-@pytest.mark.parametrize(
-    "name, option, size",
-    [
-        ("linformer", "projection_dim", 256),
-        ("longformer", "window", 257),
-        ("performer", "num_features", 256),
-        ("reformer", "num_hashes", 2),
-    ],
-)
-def test_defaults_are_those_of_the_papers_tables(name, option, size):
-    assert getattr(build_attention(name, **SIZE), option) == size
+def test_the_size_is_that_of_the_papers_tables_unless_a_suffix_sets_it(name, option, default, other):
+    assert getattr(build_attention(name, **SIZE), option) == default
+    assert parse_attention_name(f"{name}-{other}") == (ATTENTIONS[name], {option: other})
+    assert getattr(build_attention(f"{name}-{other}", **SIZE), option) == other
 
 
 @pytest.mark.parametrize(

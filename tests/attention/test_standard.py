@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import check_same_with_gradients
 from torch.nn import functional
 
 from nystromformer.attention.standard import StandardAttention, standard_attention
@@ -15,12 +16,7 @@ def tokens(*shape):
 def test_equals_scaled_dot_product_attention_in_output_and_gradients():
     qkv = tokens(2, 3, 33, 5)
     ours, theirs = standard_attention(*qkv), functional.scaled_dot_product_attention(*qkv)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    weight = torch.randn_like(ours)
-    for mine, other in zip(
-        torch.autograd.grad(ours, qkv, weight), torch.autograd.grad(theirs, qkv, weight), strict=True
-    ):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    check_same_with_gradients(ours, theirs, qkv, atol=1e-12)
 
 
 def test_with_a_mask_equals_attention_among_the_valid_tokens_alone():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from largest_tensor import Largest
+from largest_tensor import Largest, saved_sizes
 
 from nystromformer.distributed import attention, sequence_parallel_nystrom_attention
 
@@ -28,14 +28,8 @@ def test_nothing_of_n_by_m_elements_is_made_or_saved(one_rank, monkeypatch, mask
     tensors = [torch.randn(1, HEADS, LENGTH, WIDTH).requires_grad_() for _ in range(3)]
     kernel = torch.randn(HEADS, 33).requires_grad_()
     mask = torch.arange(LENGTH)[None] < LENGTH - 100 if masked else None
-    saved = []
-
-    def keep(x):
-        saved.append(x.untyped_storage().nbytes() // x.element_size())
-        return x
-
     with Largest() as largest:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        with saved_sizes() as saved:
             out = sequence_parallel_nystrom_attention(*tensors, mask, num_landmarks=LANDMARKS, conv_weight=kernel)
         out.sum().backward()
     assert max(saved) <= SHARD

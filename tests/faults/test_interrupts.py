@@ -13,18 +13,10 @@ import pytest
 from safetensors.torch import load_file
 
 from nystromformer.cli import main
-from nystromformer.data.lra.listops import ListOpsOptions, generate
 from nystromformer.files import LOCK
 from nystromformer.records import read_records
 from nystromformer.training.checkpoints import steps_saved
 from nystromformer.training.trainer import ExactTrainer
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "listops"
-    generate(folder, ListOpsOptions(min_tokens=16, max_tokens=64, train=24, dev=6, test=10), workers=1)
-    return folder
 
 
 def arguments(data: Path, out: Path, *more: str) -> list[str]:

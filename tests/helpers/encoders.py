@@ -25,6 +25,17 @@ VOCABULARY = 50
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
 TEXT = SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "initializer_range": 0.3}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+SMALL_NYSTROMFORMER = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "conv_kernel_size": 5,
+    "num_landmarks": 8,
+}
+"""Fields of our configuration and of Transformers' own alike."""
 
 ENCODERS = {
     "bert": lambda: BertModel(BertConfig(**TEXT)),

@@ -1,4 +1,6 @@
-"""What memory tests watch: the largest tensor that is made."""
+"""What memory tests watch: the largest tensor that is made, and the sizes of those that are saved."""
+
+from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,3 +20,16 @@ class Largest(TorchDispatchMode):
             if isinstance(x, torch.Tensor):
                 self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
         return out
+
+
+@contextmanager
+def saved_sizes():
+    """The elements of each tensor that is saved for a backward, counted by the memory that it owns."""
+    sizes: list[int] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.untyped_storage().nbytes() // x.element_size())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield sizes

@@ -2,21 +2,11 @@
 
 import pytest
 import torch
+from encoders import SMALL_NYSTROMFORMER
 
 from nystromformer import NystromformerConfig
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "conv_kernel_size": 5,
-    "num_landmarks": 8,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SMALL = SMALL_NYSTROMFORMER | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @pytest.fixture

@@ -3,21 +3,12 @@
 import pytest
 import torch
 import transformers
+from encoders import SMALL_NYSTROMFORMER
 from safetensors.torch import load_file
 
 import nystromformer
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "conv_kernel_size": 5,
-    "num_landmarks": 8,
-    "segment_means_seq_len": 64,
-}
+SMALL = SMALL_NYSTROMFORMER | {"segment_means_seq_len": 64}
 HEADS = [
     "NystromformerModel",
     "NystromformerForMaskedLM",
