@@ -13,6 +13,7 @@ from nystromformer.attention import Attention, skip_convolution
 from nystromformer.attention.common import shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
+from nystromformer.models.flattened import Borders
 from nystromformer.models.rotary import Rotation, rotate
 
 ONE_KERNEL = {"gelu_new": "gelu_pytorch_tanh"}
@@ -73,19 +74,23 @@ def token_mask(attention_mask: Tensor | None, batch: int, length: int) -> Tensor
     if can_look and attention_mask.dtype != torch.bool and bool(((attention_mask != 0) & (attention_mask != 1)).any()):
         raise ValueError(
             "attention_mask has values besides 0 and 1: must be 1 for real tokens and 0 for padding; sequences packed "
-            "into one row can't be kept apart."
+            "into one row are kept apart by cu_seq_lens_q, or by position_ids that begin anew."
         )
     mask = attention_mask.bool()
     return None if can_look and bool(mask.all()) else mask
 
 
-def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
+def pool(hidden: Tensor, mask: Tensor | Borders | None, pooling: str) -> Tensor:
     """The first real token ("cls") or the mean of the real tokens ("mean") of `hidden` (b, n, d): (b, d).
+
+    Of a flattened batch (1, n, d), those of each sequence within its borders.
 
     >>> hidden, mask = torch.tensor([[[9.0], [1.0], [3.0]]]), torch.tensor([[False, True, True]])
     >>> pool(hidden, mask, "cls"), pool(hidden, mask, "mean")
     (tensor([[1.]]), tensor([[2.]]))
     """
+    if isinstance(mask, Borders):
+        return mask.pool(hidden, pooling)
     if mask is None:
         return hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
     if pooling == "cls":
@@ -240,11 +245,13 @@ class NystromformerSelfAttention(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        mask: Tensor | None = None,
+        mask: Tensor | Borders | None = None,
         rotation: Rotation | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(b, n, hidden) → the same, and the attention matrix (b, h, n, n) on request.
+
+        With borders in the place of a mask the one row (1, n, hidden) holds a flattened batch.
 
         Queries and keys are turned by `rotation` before the attention sees them: what it makes of them, such as
         landmarks, is made of turned ones.
@@ -252,6 +259,15 @@ class NystromformerSelfAttention(nn.Module):
         query = self._split_heads(self.query(hidden), rotation)
         key = query if self.key is None else self._split_heads(self.key(hidden), rotation)
         value = self._split_heads(self.value(hidden))
+        if isinstance(mask, Borders):
+            if output_attentions:
+                raise ValueError(
+                    "output_attentions=True with a flattened batch: must be False, since its sequences have matrices "
+                    "of different sizes; give the sequences one by one."
+                )
+            rows = (x[0].transpose(0, 1) for x in (query, key, value))  # (n h d)
+            packed = self.attention(*rows, cu_seqlens=mask.cu_seqlens, max_seqlen=mask.max_seqlen)
+            return packed.flatten(1)[None], None
         if output_attentions:
             context, weights = attention_and_map(self.attention, query, key, value, mask)
         else:

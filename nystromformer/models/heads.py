@@ -204,5 +204,10 @@ def _as_one_batch(x: Any) -> Any:
 
 def position_loss(logits: Tensor, positions: Tensor) -> Tensor:
     positions = positions.view(-1)
+    if len(positions) != len(logits):
+        raise ValueError(
+            f"{len(positions)} positions were given for {len(logits)} rows of tokens: must be as many; a loss over the "
+            f"tokens of a flattened batch is not there, give a padded batch and attention_mask."
+        )
     outside = (positions < 0) | (positions >= logits.shape[1])  # cut off with the end of a long text
     return cross_entropy_tally(logits, positions.masked_fill(outside, IGNORED)).mean()

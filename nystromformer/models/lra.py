@@ -67,8 +67,16 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Count = None,
+        cu_seq_lens_q: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """`input_ids` (b, n), or (b, 2, n) of pairs; `attention_mask` alike, True for tokens; `labels` (b,)."""
+        """`input_ids` (b, n), or (b, 2, n) of pairs; `attention_mask` alike, True for tokens; `labels` (b,).
+
+        With `cu_seq_lens_q` (b + 1) or, of pairs, (2b + 1), `input_ids` (1, n) is a flattened batch: all sequences one
+        after the other, both of a pair together.
+        """
+        if cu_seq_lens_q is not None:
+            pooled = self._pooled_row(input_ids, attention_mask, cu_seq_lens_q)
+            return self._classified(pooled, labels, num_items_in_batch)
         dims = 3 if self.config.pair else 2
         if input_ids.dim() != dims or (self.config.pair and input_ids.shape[1] != 2):
             expected = "(batch, 2, length)" if self.config.pair else "(batch, length)"
@@ -76,13 +84,15 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
                 f"input_ids has shape {shape_of(input_ids)}: must be {expected}, since pair={self.config.pair}."
             )
         if self.config.pair:
-            both = self.pooled(
-                input_ids.flatten(0, 1), None if attention_mask is None else attention_mask.flatten(0, 1)
-            )
-            first, second = both.unflatten(0, (-1, 2)).unbind(dim=1)  # (b d)
+            input_ids = input_ids.flatten(0, 1)
+            attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+        return self._classified(self.pooled(input_ids, attention_mask), labels, num_items_in_batch)
+
+    def _classified(self, pooled: Tensor, labels: Tensor | None, num_items_in_batch: Count) -> SequenceClassifierOutput:
+        """From the pooled vectors of sequences, (b, d), or (2b, d) of pairs."""
+        if self.config.pair:
+            first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)  # (b d)
             pooled = torch.cat((first, second, first * second, first - second), dim=1)  # (b 4d)
-        else:
-            pooled = self.pooled(input_ids, attention_mask)
         logits = self.out_proj(self.activation(self.dense(pooled)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -94,3 +104,14 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
             return mean
         tokens = input_ids.shape[1] if attention_mask is None else attention_mask.sum(dim=1, keepdim=True)
         return mean * tokens / self.config.pooled_length
+
+    def _pooled_row(self, input_ids: Tensor, attention_mask: Tensor | None, cu_seq_lens_q: Tensor) -> Tensor:
+        """(1, n) → (b, d), or (2b, d) of pairs"""
+        if self.config.pair and cu_seq_lens_q.shape[0] % 2 == 0:
+            raise ValueError(
+                f"cu_seq_lens_q has {cu_seq_lens_q.shape[0] - 1} sequences: must be an even number, since pair=True."
+            )
+        out = self.nystromformer(input_ids, attention_mask, cu_seq_lens_q=cu_seq_lens_q, return_dict=True)
+        if self.config.pooled_length is None:
+            return out.pooler_output
+        return out.pooler_output * cu_seq_lens_q.diff()[:, None] / self.config.pooled_length

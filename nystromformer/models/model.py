@@ -24,6 +24,7 @@ from nystromformer.models.encoder import (
     tile_positions,
     token_mask,
 )
+from nystromformer.models.flattened import Borders, flattened
 from nystromformer.models.rotary import Rotation, rotation_of
 
 SWITCHABLE = re.compile(
@@ -206,19 +207,33 @@ class NystromformerModel(NystromformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
     ) -> BaseModelOutputWithPooling:
         """Encode `input_ids` (b, n) or `inputs_embeds` (b, n, hidden).
 
         `attention_mask` (b, n) is 1 for real tokens, anywhere. `position_ids` are rows of the position table, or the
         positions by which rotary models turn tokens; by default token i has `position_offset` + i, wherever the padding
-        stands. `pooler_output` is the first real
-        token or the mean of the real tokens (`config.pooling`), through the pooler where the model has one.
-        `output_attentions` gives whole matrices, for at most 1,024 tokens.
+        stands. `pooler_output` is the first real token or the mean of the real tokens (`config.pooling`), through the
+        pooler where the model has one. `output_attentions` gives whole matrices, for at most 1,024 tokens.
+
+        A flattened batch is one row (1, n) of b sequences, of which each gives what it gives alone. `cu_seq_lens_q`
+        (b + 1) says where they begin, or `position_ids` that begin anew do; positions are counted from there.
+        `pooler_output` has b rows. `cu_seq_lens_k`, where given, is the same; `max_length_q` and `max_length_k`, the
+        most tokens of a sequence, are needed in compiled graphs of other attentions than nystrom.
         """
         batch, length = self._check_input(input_ids, inputs_embeds)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        mask = token_mask(attention_mask, batch, length)
+        real = token_mask(attention_mask, batch, length)
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
+        counted = position_ids if attention_mask is None else None  # as Transformers: where masks are, rows are whole
+        borders = flattened(tokens, real, counted, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        mask = real if borders is None else borders
+        if borders is not None:
+            position_ids = self._positions_within(borders, tokens)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         config = self.config
         encoded = self.encoder(
@@ -235,6 +250,14 @@ class NystromformerModel(NystromformerPreTrainedModel):
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
+
+    def _positions_within(self, borders: Borders, tokens: Tensor) -> Tensor:
+        """(1, n): the positions of tokens (1, n, …) counted from where their sequences begin."""
+        sequences = borders.packing(tokens[0])
+        longest = borders.max_seqlen if sequences.lengths is None else max(sequences.lengths)
+        if longest is not None:
+            self.embeddings.check_length(longest)
+        return sequences.rank[None] + self.embeddings.offset
 
     def _rotation(self, hidden: Tensor, position_ids: Tensor | None) -> Rotation | None:
         """By how much tokens are turned; None where positions are learned."""

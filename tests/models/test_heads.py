@@ -67,7 +67,8 @@ def test_a_head_takes_the_inputs_of_the_encoder_and_its_own(small, ids):
     }
     for model, names in own.items():
         taken = inspect.signature(model(small()).forward).parameters.keys()
-        assert taken == encoder | names | {"output_attentions", "output_hidden_states"}
+        borders = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert taken == encoder | names | borders | {"output_attentions", "output_hidden_states"}
     with pytest.raises(TypeError, match="label"):
         NystromformerForTokenClassification(small())(ids(1, 8), label=ids(1, 8))
 
