@@ -15,6 +15,8 @@ from nystromformer.attention import skip_convolution
 from nystromformer.attention.common import all_valid, zero_masked
 from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.standard import standard_attention
+from nystromformer.attention.valid_spans import as_batch, as_rows
+from nystromformer.attention.varlen import each_alone, packed_input
 from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import is_causal_module, is_cross_attention, is_surely_self_attention
 from nystromformer.integrations.layer_attentions import assigned_attention, check_layers, layer_choice, listed
@@ -29,6 +31,7 @@ from nystromformer.integrations.offered import (
 from nystromformer.integrations.replace import replacement_of
 from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.integrations.token_masks import token_mask
+from nystromformer.models.flattened import Borders, flattened
 
 OPTIONS_FIELD = "attention_options"
 """The field of a model's configuration for options of the attention, a dict. It is saved with the model."""
@@ -41,16 +44,16 @@ HARMLESS = {
     "deterministic",
     "encoder_attention_mask",
     "encoder_hidden_states",
-    "max_length_k",
-    "max_length_q",
     "num_items_in_batch",
     "output_attentions",
     "output_hidden_states",
-    "position_ids",
     "return_dict",
     "use_cache",
 }
 """What models pass on to every layer and what changes no logit. Anything else that is set is refused by name."""
+
+BORDERS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""What tells the sequences of a flattened batch apart."""
 
 CALLED: WeakSet[nn.Module] = WeakSet()
 """The modules that have called one of our functions."""
@@ -71,6 +74,7 @@ class AttentionCall:
     is_cross: bool = False  # queries and keys are surely not of one sequence
     dropout: float = 0.0  # of the attention weights
     wants_map: bool = False  # the attention matrix is asked for
+    borders: Borders | None = None  # of the sequences in a flattened batch, which is one row
 
 
 def attention_forward(name: str, module: nn.Module, *inputs: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
@@ -175,11 +179,18 @@ def read_call(
         is_cross = is_cross_attention(module, others.get("encoder_hidden_states"))
         query_mask = None if is_cross else query_mask_of(module, query, key, key_mask)
         radius = window_of(module, attention_mask, sliding_window)
+        borders = flattened(query.transpose(1, 2), tokens, **{name: others.get(name) for name in BORDERS})
+        wants_map = bool(others.get("output_attentions"))
+        if borders is not None and (is_cross or wants_map):
+            what = "is cross-attention" if is_cross else "is asked for its matrix"
+            raise ValueError(f"{what} in a flattened batch, which must be self-attention without output_attentions.")
     except (TypeError, ValueError) as error:
         remedy = REMEDY if replacement_of(module) is None else "leave it out of replace_attention with layers=…"
         raise type(error)(f"{described(module)}: {error} To go without, {remedy}.") from error
-    wants_map = bool(others.get("output_attentions"))
-    return AttentionCall(module, query, key, value, query_mask, key_mask, radius, scaling, is_cross, dropout, wants_map)
+    masks = query_mask, key_mask
+    return AttentionCall(
+        module, query, key, value, *masks, radius, scaling, is_cross, dropout, wants_map, borders=borders
+    )
 
 
 def described(module: nn.Module) -> str:
@@ -198,7 +209,7 @@ def is_causal_use(module: nn.Module, is_causal: bool | None, mask: object) -> bo
 
 def refuse_others(others: dict[str, Any]) -> None:
     for name, given in others.items():
-        if name not in HARMLESS and given is not None and given is not False:
+        if name not in HARMLESS and name not in BORDERS and given is not None and given is not False:
             raise ValueError(
                 f"passes {name} to its attention, which can't honor it, since it never has the logits of all pairs of "
                 f"tokens."
@@ -237,6 +248,8 @@ def attention_of(call: AttentionCall, choice: Choice | None) -> Callable[..., Te
 
     No choice is exact attention.
     """
+    if call.borders is not None:
+        return partial(row_attention, borders=call.borders, attend=_packed_attention(call, choice))
     if call.radius is not None:
         return partial(window_attention, mask=call.key_mask, radius=call.radius, scale=call.scale)
     if choice is None:
@@ -244,6 +257,38 @@ def attention_of(call: AttentionCall, choice: Choice | None) -> Callable[..., Te
     attend: Any = choice.attend
     masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
     return partial(attend, is_cross=call.is_cross, scale=call.scale, **masks)
+
+
+def _packed_attention(call: AttentionCall, choice: Choice | None) -> Callable[..., Tensor]:
+    """What serves packed sequences, of the signature of `Choice.attend_packed`."""
+    if call.radius is None and choice is not None:
+        return partial(choice.attend_packed, scale=call.scale)
+
+    def alone(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **convolution: Any) -> Tensor:
+        if call.radius is not None:
+            return window_attention(query, key, value, mask=mask, radius=call.radius, scale=call.scale, **convolution)
+        return padded_attention(query, key, value, query_mask=mask, key_mask=mask, scale=call.scale, **convolution)
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, **convolution: Any
+    ) -> Tensor:
+        return each_alone(alone, packed_input(query, key, value, cu_seqlens), max_seqlen, **convolution)
+
+    return attend
+
+
+def row_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    borders: Borders,
+    attend: Callable[..., Tensor],
+    conv_weight: Tensor | None = None,
+) -> Tensor:
+    """Attention within each sequence of the one row of a flattened batch, (1, h, n, e)."""
+    rows = (as_rows(x) for x in (query, key, value))
+    return as_batch(attend(*rows, borders.cu_seqlens, borders.max_seqlen, conv_weight=conv_weight))
 
 
 def exact_attention(call: AttentionCall) -> Tensor:

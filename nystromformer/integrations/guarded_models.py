@@ -19,8 +19,11 @@ from nystromformer.integrations.hf_masks import REMEDY
 from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
 from nystromformer.integrations.layer_attentions import assign_layers
 from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
+from nystromformer.models.flattened import restarts
 
 WATCH = "_nystromformer_watch"
+
+TOLD = "_nystromformer_borders"
 
 REMEMBERED = "attn_implementation"
 """Transformers reads this field of a configuration file by itself, and refuses names that are not registered."""
@@ -50,6 +53,7 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
         assign_layers(model)
         attach_recorded(model)
         watch(model)
+        tell_borders(model)
     remember(model.config)
     original()
 
@@ -75,6 +79,7 @@ def set_implementation(
         remember(model.config)
         raise
     watch(model)
+    tell_borders(model)
 
 
 def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *args: Any) -> None:
@@ -160,6 +165,24 @@ def _check_called(model: PreTrainedModel, args: object, output: object) -> None:
     unwatch(model)
     if model.config._attn_implementation in FUNCTIONS and not any(module in CALLED for module in model.modules()):
         refuse(model)
+
+
+def tell_borders(model: PreTrainedModel) -> None:
+    """Let attention know the sequences of a flattened batch, from now on. Where `position_ids` begin anew is all that a
+    collator may say of them, and most encoders keep that to their embeddings."""
+    if TOLD not in vars(model):
+        vars(model)[TOLD] = model.register_forward_pre_hook(_add_borders, with_kwargs=True)
+
+
+def _add_borders(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    positions = kwargs.get("position_ids")
+    told = any(kwargs.get(name) is not None for name in ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k"))
+    if told or torch.compiler.is_compiling() or model.config._attn_implementation not in FUNCTIONS:
+        return None
+    borders = restarts(positions) if isinstance(positions, torch.Tensor) and positions.dim() == 2 else None
+    if borders is None:
+        return None
+    return args, {**kwargs, "cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
 
 
 def _names(attn_implementation: str | dict | None) -> Iterator[str]:

@@ -77,6 +77,23 @@ class Choice:
         options = {**OPTIONS[self.name], **self.options}
         return self.attention.operation(query, key, value, **masks, scale=scale, conv_weight=conv_weight, **options)
 
+    def attend_packed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int | None = None,
+        *,
+        scale: float | None = None,
+        conv_weight: Tensor | None = None,
+    ) -> Tensor:
+        """(t, h, e) from (t, h, d), (t, h, d), (t, h, e) of packed sequences, with borders `cu_seqlens` (b + 1)."""
+        given = {"max_seqlen": max_seqlen, "scale": scale, "conv_weight": conv_weight}
+        operation = self.attention.packed_operation
+        assert operation is not None  # those that are offered have one
+        return operation(query, key, value, cu_seqlens, **given, **{**OPTIONS[self.name], **self.options})
+
 
 def chosen(name: str, options: Mapping[str, Any]) -> Choice:
     """The attention of a name such as `nystrom-local-64` with `options`, all of them checked.
