@@ -21,7 +21,12 @@ RECORDS = "records.jsonl"
 CONFIG = "config.json"
 """What was asked for, in each job's folder."""
 
-RESULTS = {"lra": "test_accuracy", "finetune": "score", "pretrain": "mlm_accuracy"}
+RESULTS = {
+    "lra": "test_accuracy",
+    "self-pretrain": "masked_accuracy",
+    "finetune": "score",
+    "pretrain": "mlm_accuracy",
+}
 """The metric of the record that a finished run of a training job ends with."""
 
 REPORTED_VERSIONS = ("torch", "transformers", "numpy")

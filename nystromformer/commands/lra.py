@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import Seeds, choice, new_folder, number, training_command
+from nystromformer.commands import LONGEST, Seeds, choice, new_folder, number, training_command, whole_number
 from nystromformer.errors import user_input
 from nystromformer.training import DTYPES
 
@@ -26,6 +26,18 @@ def lra(
     ] = "",
     out: Annotated[Path, new_folder("Folder for records and checkpoints.")] = Path("runs/lra"),
     seeds: Seeds = "",
+    positions: Annotated[
+        str | None, choice("Learned, as in the paper, or rotary. [default: learned]", "learned", "rotary")
+    ] = None,
+    conv_kernel_size: Annotated[
+        int | None, whole_number("Of the skip convolution, odd. [default: the paper's, 35]", most=LONGEST)
+    ] = None,
+    self_pretrain: Annotated[
+        int | None, whole_number("Before training, tell masked tokens of the training inputs for so many steps.", 0)
+    ] = None,
+    from_run: Annotated[
+        str, typer.Option("--from", help="Start from the self-pretraining of this run, as with other seeds.")
+    ] = "",
     attention_dropout: Annotated[float | None, number("Of the attention matrix, in `standard`.", 0, 0.99)] = None,
     dtype: Annotated[str | None, choice("Precision of training. [default: the preset's]", *DTYPES)] = None,
     legacy: Annotated[bool, switch("legacy", "All of the following.")] = False,
@@ -41,6 +53,8 @@ def lra(
     """Train and test on Long Range Arena, and put the results beside the paper's.
 
     Example: `nystromformer lra listops --attention nystrom-64 --preset mini --out runs/listops`
+
+    After masked pixels of its own pictures: `nystromformer lra image --self-pretrain 1000 --preset mini`
 
     All tasks and attentions: `nystromformer lra all --preset mini --out runs/lra`
     """

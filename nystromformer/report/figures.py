@@ -23,7 +23,7 @@ from nystromformer.files import write_bytes
 from nystromformer.paper import LRA, paper_row
 from nystromformer.records import RESULTS
 from nystromformer.report.table import exact_first, is_ours, printable, with_published
-from nystromformer.report.tables import LIMIT, Entries, Entry, last_part, measured_lengths
+from nystromformer.report.tables import LIMIT, Entries, Entry, last_part, lra_method, measured_lengths
 
 INK = "#1b2027"
 STYLE: dict[Any, Any] = {
@@ -199,13 +199,13 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
     dot at its step, and the paper's results as lines."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
     drawing, (axes,) = Drawing.panels(1, (8, 4.6))
-    colors = colors_of(exact_first(r["config"]["attention"] for r in found if r["metric"] == DEV_ACCURACY))
-    for place, (attention, color) in enumerate(colors.items()):
+    colors = colors_of(exact_first(lra_method(r["config"]) for r in found if r["metric"] == DEV_ACCURACY))
+    for place, (method, color) in enumerate(colors.items()):
         style = {"color": color, "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
-        runs = _seeds_of(found, attention)
+        runs = _seeds_of(found, method)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
-        published = paper_row(LRA, attention).get(task)
-        label: str | None = f"{attention}: {with_published([100 * r['value'] for r in tested], published)}"
+        published = paper_row(LRA, runs[0][0]["config"]["attention"]).get(task)
+        label: str | None = f"{method}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label = f"{label}, {len(runs)} seeds"
         for run in runs:
@@ -229,13 +229,13 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
 
 
 def _tip(record: Record, part: str) -> str:
-    where = f"{record['config']['attention']}, seed {record['seed']}, step {record.get('best_step', record['step']):,}"
+    where = f"{lra_method(record['config'])}, seed {record['seed']}, step {record.get('best_step', record['step']):,}"
     return f"{where}: {record['value']:.2%} on the {part}"
 
 
-def _seeds_of(found: list[Record], attention: str) -> list[list[Record]]:
-    """The records of an attention, seed by seed, as far as there are points to draw."""
-    own = [record for record in found if record["config"]["attention"] == attention]
+def _seeds_of(found: list[Record], method: str) -> list[list[Record]]:
+    """The records of a method, seed by seed, as far as there are points to draw."""
+    own = [record for record in found if lra_method(record["config"]) == method]
     evaluated = dict.fromkeys(record["seed"] for record in own if record["metric"] == DEV_ACCURACY)
     return [[record for record in own if record["seed"] == seed] for seed in evaluated]
 

@@ -231,7 +231,11 @@ MEASURED = {
     "attention": TEXT, "length": COUNT, "batch": COUNT, "heads": COUNT, "head_dim": COUNT, "backward": FLAG,
     **{f"config.{name}?": SCALAR for name in SETUP}, **{f"{name}?": SCALAR for name in ("masked", "dtype", "device")},
 }  # fmt: skip
-LRA_POINT = {"config.task": TEXT, "config.attention": TEXT, "value": NUMBER, "step": COUNT}
+BUDGET = Kind("an object with step and examples_seen", lambda v: NUMBERS.fits(v) and {"step", "examples_seen"} <= {*v})
+LRA_POINT = {
+    "config.task": TEXT, "config.attention": TEXT, "config.positions?": TEXT, "config.conv_kernel_size?": COUNT,
+    "config.self_pretrain?": COUNT, "config.pretrained?": TEXT, "value": NUMBER, "step": COUNT,
+}  # fmt: skip
 PRETRAINING_POINT = {
     "config.attention": TEXT, "config.from?": TEXT, "value": NUMBER, "step": COUNT, "seconds": NUMBER, "tokens": COUNT,
 }  # fmt: skip
@@ -244,6 +248,7 @@ FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
         **LRA_POINT, "config.preset": TEXT, "config.legacy": LIST, "config.settings": OBJECT,
         "config.batch_size": COUNT, "config.max_length": COUNT, "best_step": COUNT, "majority": NUMBER,
         "examples_seen": COUNT, "train_examples": COUNT, "test_examples": COUNT,
+        "tokens?": COUNT, "seconds?": NUMBER, "pretraining?": BUDGET,
     },
     ("pretrain", "dev_mlm_accuracy"): PRETRAINING_POINT,
     ("pretrain", "dev_sop_accuracy"): PRETRAINING_POINT,

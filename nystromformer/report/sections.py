@@ -31,6 +31,7 @@ from nystromformer.report.tables import (
     efficiency_tables,
     finetune_tables,
     last_part,
+    lra_method,
     lra_tables,
     measured,
     measured_lengths,
@@ -200,7 +201,7 @@ def long_range_arena(records: list[Record]) -> Section:
     if not found:
         return Section(title, remedy=remedy)
     parts = (Part(tuple(lra_tables(found)), lra_pictures(records, found)),)
-    headlines = accuracy_headlines("of the test examples right", found, lambda record: record["config"]["attention"])
+    headlines = accuracy_headlines("of the test examples right", found, lambda record: lra_method(record["config"]))
     return Section(title, parts, provenance(found), notes_on_presets(found), headlines=headlines)
 
 
@@ -314,12 +315,15 @@ SECTIONS: dict[str, Callable[[list[Record]], Section]] = {
 }
 """By the job whose records each shows."""
 
+SHOWN_ELSEWHERE = ("self-pretrain",)
+"""The run that it served tells what it cost."""
+
 
 def other_records(records: list[Record]) -> list[Section]:
     """Names the records that no other section shows, where there are any."""
     found: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
-        if record["job"] not in SECTIONS:
+        if record["job"] not in (*SECTIONS, *SHOWN_ELSEWHERE):
             found[record["job"], record[FOLDER]].append(record)
     if not found:
         return []

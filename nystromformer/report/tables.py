@@ -149,33 +149,53 @@ def efficiency_tables(records: Iterable[Record]) -> list[Table]:
 
 
 def lra_tables(records: Iterable[Record]) -> list[Table]:
-    """Two for each preset, so that a reduced run is never mistaken for the full one: accuracies, and what was run."""
+    """For each preset, so that a reduced run is never mistaken for the full one: accuracies, what was run and, as far
+    as it was noted, how fast."""
     by_preset: dict[str, list[Record]] = defaultdict(list)
     for record in results(records, "lra"):
         by_preset[record["config"]["preset"]].append(record)
-    return [
-        table for preset, found in by_preset.items() for table in (_lra_accuracies(found, preset), _lra_runs(found))
-    ]
+    tables = []
+    for preset, found in by_preset.items():
+        tables += [_lra_accuracies(found, preset), _lra_runs(found)]
+        if timed := [record for record in found if record.get("tokens") and record.get("seconds")]:
+            tables.append(_lra_speeds(timed))
+    return tables
+
+
+def lra_method(config: dict[str, Any]) -> str:
+    """The attention of a run, and what else tells it from others with the same.
+
+    >>> lra_method({"attention": "nystrom-64", "self_pretrain": 1000, "positions": "rotary"})
+    'nystrom-64 (rotary, self-pretrained)'
+    """
+    parts = []
+    if config.get("positions") == "rotary":
+        parts.append("rotary")
+    if config.get("conv_kernel_size"):
+        parts.append(f"kernel {config['conv_kernel_size']}")
+    if config.get("self_pretrain") or config.get("pretrained"):
+        parts.append("self-pretrained")
+    return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _lra_accuracies(found: list[Record], preset: str) -> Table:
     """Attentions × tasks. With several seeds: mean ± standard deviation."""
-    tasks = sorted({record["config"]["task"] for record in found}, key=lra_place)
+    tasks = _lra_tasks(found)
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     for record in found:
-        cells[record["config"]["attention"], record["config"]["task"]].append(100 * record["value"])
+        cells[lra_method(record["config"]), record["config"]["task"]].append(100 * record["value"])
         shares[record["config"]["task"]].append(100 * record["majority"])
     rows: list[list[str]] = []
     highlight: set[int] = set()
-    for attention in exact_first(attention for attention, _ in cells):
-        if is_ours(attention):
+    for method in exact_first(method for method, _ in cells):
+        if is_ours(_attention_of(method)):
             highlight.add(len(rows))
-        published = paper_row(LRA, attention)
-        row = [with_published(cells.get((attention, task), []), published.get(task)) for task in tasks]
-        whole = [statistics.mean(cells[attention, task]) for task in LRA_TASKS if (attention, task) in cells]
+        published = paper_row(LRA, _attention_of(method))
+        row = [with_published(cells.get((method, task), []), published.get(task)) for task in tasks]
+        whole = [statistics.mean(cells[method, task]) for task in LRA_TASKS if (method, task) in cells]
         average = f"{statistics.mean(whole):.2f}" if len(whole) == len(LRA_TASKS) else MISSING
-        rows.append([attention, *row, average + (f" ({statistics.mean(published.values()):.2f})" if published else "")])
+        rows.append([method, *row, average + (f" ({statistics.mean(published.values()):.2f})" if published else "")])
     rows.append(["most frequent class", *(f"{statistics.mean(shares[task]):.2f}" for task in tasks), ""])
     title = ("Preset ", Code(preset), ": accuracy in percent, ours (the paper's)")
     return Table(["attention", *tasks, "average"], rows, highlight, title=title)
@@ -187,6 +207,8 @@ def _lra_runs(found: list[Record]) -> Table:
     for record in found:
         config = record["config"]
         departures = [f"legacy {name}" for name in config["legacy"]] + _settings(config)
+        if before := record.get("pretraining"):
+            departures.append(f"self-pretraining: {before['step']:,} steps, {before['examples_seen']:,} examples")
         key = (
             config["task"],
             f"{record['step']:,}",
@@ -199,11 +221,35 @@ def _lra_runs(found: list[Record]) -> Table:
         )
         runs[key].append(record)
     rows = [
-        [*key, ", ".join(exact_first(record["config"]["attention"] for record in alike)), _seeds(alike)]
+        [*key, ", ".join(exact_first(lra_method(record["config"]) for record in alike)), _seeds(alike)]
         for key, alike in sorted(runs.items(), key=lambda item: lra_place(item[0][0]))
     ]
     header = ["task", "steps", "batch", "examples seen", "train", "test", "length", "departures", "attentions", "seeds"]
     return Table(header, rows, words=("departures", "attentions"), title="What was run")
+
+
+def _lra_speeds(timed: list[Record]) -> Table:
+    """Attentions × tasks: tokens per second of training, evaluations left out, over all runs together."""
+    tasks = _lra_tasks(timed)
+    tokens: dict[tuple[str, str], float] = defaultdict(float)
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    for record in timed:
+        cell = lra_method(record["config"]), record["config"]["task"]
+        tokens[cell] += record["tokens"]
+        seconds[cell] += record["seconds"]
+    speeds = {cell: f"{tokens[cell] / seconds[cell]:,.0f}" for cell in tokens}
+    methods = exact_first(method for method, _ in tokens)
+    rows = [[method, *(speeds.get((method, task), MISSING) for task in tasks)] for method in methods]
+    highlight = {place for place, method in enumerate(methods) if is_ours(_attention_of(method))}
+    return Table(["attention", *tasks], rows, highlight, title="Training speed: tokens per second")
+
+
+def _attention_of(method: str) -> str:
+    return method.partition(" (")[0]
+
+
+def _lra_tasks(found: list[Record]) -> list[str]:
+    return sorted({record["config"]["task"] for record in found}, key=lra_place)
 
 
 def lra_place(task: str) -> tuple[int, str]:

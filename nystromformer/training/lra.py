@@ -18,14 +18,18 @@ from nystromformer.data.lra import TASKS, Examples, Splits, as_is, listops, path
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.data.lra.readers import check_options
-from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
+from nystromformer.errors import user_input
+from nystromformer.models.lra import LongRangeArenaConfig
 from nystromformer.progress import count_bar
 from nystromformer.report.table import Table
 from nystromformer.report.tables import lra_tables
 from nystromformer.training.arguments import on_cpu, processes
 from nystromformer.training.metrics import metric_function
+from nystromformer.training.pretraining_trainer import Clock
 from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
-from nystromformer.training.sweep import Cell, Sweep
+from nystromformer.training.run import check_folder
+from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, classifier, cost, task_config
+from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer
 
 ATTENTIONS = (
@@ -76,51 +80,68 @@ class LraCell(Cell[Splits]):
     job = "lra"
     recipe: LraRecipe
     legacy: Legacy
+    shared: Pretrained | None = None
+    """The self-pretraining of another run, to start from."""
 
     @property
     def title(self) -> str:
         return TASKS[self.task].title
 
     def config(self) -> dict[str, Any]:
-        return super().config() | {"legacy": self.legacy.names()}
+        own = super().config() | {"legacy": self.legacy.names()}
+        own.pop("shared")
+        return own | ({} if self.shared is None else {"pretrained": self.shared.weights})
 
     def defaults(self, data: Splits | None) -> dict[str, Any]:
         return self.recipe.arguments()
 
-    def model(self) -> NystromformerForLongRangeArena:
-        task, recipe = TASKS[self.task], self.recipe
-        config = lra_config(
-            attention=self.attention,
-            vocab_size=task.vocabulary,
-            num_labels=task.classes,
-            problem_type="single_label_classification",
-            max_position_embeddings=recipe.positions,
-            attention_probs_dropout_prob=recipe.attention_dropout,
-            pair=task.pair,
-            pooled_length=recipe.positions if self.legacy.pooling else None,
-        )
-        return NystromformerForLongRangeArena(config)
+    def model_config(self) -> LongRangeArenaConfig:
+        length = self.recipe.room if self.legacy.pooling else None
+        return task_config(self.task, self.attention, self.recipe, pooled_length=length)
+
+    @property
+    def pretraining(self) -> SelfPretraining | None:
+        """What is to be done before."""
+        if not self.recipe.self_pretrain:
+            return None
+        recipe = self.recipe.pretraining(TASKS[self.task].masked)
+        same = {name: value for name, value in vars(self).items() if name not in ("recipe", "legacy", "shared")}
+        return SelfPretraining(**same, recipe=recipe)
+
+    def prepare(self, data: Splits, out: Path, device: str, *, resume: bool, save_seconds: float) -> None:
+        if self.pretraining is not None:
+            run_cell(self.pretraining, data, out / FOLDER, device, resume=resume, save_seconds=save_seconds)
+        if self.shared is not None:
+            with user_input():
+                self.shared.check_data(data.fingerprint())
+
+    def pretrained(self, out: Path) -> Pretrained | None:
+        """What it starts from, after `prepare`."""
+        return self.shared if self.pretraining is None else Pretrained.of(out / FOLDER)
 
     def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
         return ExactTrainer(
-            model=self.model(),
+            model=classifier(self.model_config(), self.pretrained(Path(arguments.output_dir))),
             args=arguments,
             data_collator=as_is,
             train_dataset=data.train,
             eval_dataset=data.dev,
             compute_metrics=metric_function(("accuracy",)),
             preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
-            callbacks=callbacks,
+            callbacks=[Clock(), *callbacks],
             scheduler=partial(one_cycle, warmup=arguments.warmup_steps) if self.legacy.one_cycle else None,
         )
 
     def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, Any]]:
         """On the whole test set."""
         metrics = trainer.predict(data.test, metric_key_prefix="test").metrics
+        pretrained = self.pretrained(Path(trainer.args.output_dir))
         return metrics["test_accuracy"], {
             "test_examples": len(data.test),
             "dev_accuracy": trainer.state.best_metric,
             "majority": majority(data.test),
+            **cost(trainer, data.train, self.recipe.batch_size),
+            **({} if pretrained is None else {"pretraining": pretrained.budget}),
         }
 
 
@@ -129,17 +150,26 @@ class LraSweep(Sweep[LraCell, Splits]):
     """What `lra` was asked for."""
 
     legacy: Legacy
+    from_run: str
+    """Whose self-pretraining is used; empty: that of none."""
 
     def __post_init__(self) -> None:
         if self.legacy.no_seed and (self.resume or processes() > 1):
             given = "--resume" if self.resume else f"{processes()} processes"
             raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
-        for cell in self.cells:  # each with a position table, which some attentions need
-            lra_config(
-                attention=cell.attention,
-                max_position_embeddings=cell.recipe.positions,
-                attention_probs_dropout_prob=cell.recipe.attention_dropout,
-            )
+        if self.from_run and "self_pretrain" in self.changes:
+            raise ValueError("--from with --self-pretrain: the run has been pretrained already; give one of them.")
+        for cell in self.cells:
+            cell.model_config()  # with a position table, which some attentions need
+            if cell.shared is not None:
+                cell.shared.check_encoder(cell.config())
+            if cell.pretraining is not None:
+                check_folder(self.folder_of(cell) / FOLDER, cell.pretraining.config(), self.resume)
+            if self.legacy.padding_id and (cell.shared or cell.pretraining):
+                raise ValueError(
+                    "--legacy-padding-id with self-pretraining: the id of padding stands for masked tokens, and must "
+                    "not be a token's; leave one of them out."
+                )
         super().__post_init__()
 
     @cached_property
@@ -151,6 +181,7 @@ class LraSweep(Sweep[LraCell, Splits]):
         if not attentions:
             attentions = ATTENTIONS if self.task == "all" else ("nystrom-64",)
         dtype = self.dtype or ("float32" if self.preset != "paper" or on_cpu(self.device) else "float16")
+        shared = Pretrained.of(self.from_run) if self.from_run else None
         seeds = [secrets.randbelow(2**31) for _ in self.all_seeds] if self.legacy.no_seed else self.all_seeds
         return [
             LraCell(
@@ -158,8 +189,9 @@ class LraSweep(Sweep[LraCell, Splits]):
                 attention=attention,
                 seed=seed,
                 preset=self.preset,
-                recipe=LRA_RECIPES[self.preset][task].changed(**self.changes),
+                recipe=self.recipe_of(task),
                 legacy=self.legacy,
+                shared=shared,
                 settings=self.parsed_settings,
                 dtype=dtype,
             )
@@ -167,6 +199,10 @@ class LraSweep(Sweep[LraCell, Splits]):
             for attention in attentions
             for seed in seeds
         ]
+
+    def recipe_of(self, task: str) -> LraRecipe:
+        recipe = LRA_RECIPES[self.preset][task].changed(**self.changes)
+        return replace(recipe, self_pretrain=None) if self.from_run else recipe
 
     def read(self, cell: LraCell, arguments: TrainingArguments, say: Callable[[str], None]) -> Splits:
         with arguments.main_process_first():  # which generates what is not there

@@ -78,6 +78,11 @@ class ScoredRecipe(Recipe):
 
 # Long Range Arena
 
+LRA_OPTIMIZER = {"adam_epsilon": 1e-6, "weight_decay": 0.0, "max_grad_norm": 0.0}
+
+PRETRAINING_WARMUP = 0.1
+"""Of the steps of self-pretraining."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LraRecipe(ScoredRecipe):
@@ -88,11 +93,17 @@ class LraRecipe(ScoredRecipe):
     learning_rate: float = 1e-4
     attention_dropout: float = 0.1
     """Of the attention matrix, in the attention that has one: standard."""
+    positions: str | None = None
+    """"learned", as in the paper and by default, or "rotary"."""
+    conv_kernel_size: int | None = None
+    """Of the skip convolution; the paper's 35 by default."""
+    self_pretrain: int | None = None
+    """Steps of self-pretraining before; none by default."""
     data: ListOpsOptions | PathfinderSetOptions | None = None
     """How data is made where none is given."""
 
     @property
-    def positions(self) -> int:
+    def room(self) -> int:
         """Room in the position table: the next power of two."""
         return 1 << (self.max_length - 1).bit_length()
 
@@ -101,8 +112,24 @@ class LraRecipe(ScoredRecipe):
 
     def arguments(self) -> dict[str, Any]:
         """Fields of `TrainingArguments`."""
-        optimizer = {"adam_epsilon": 1e-6, "weight_decay": 0.0, "max_grad_norm": 0.0}
-        return self.schedule(self.steps, self.eval_every) | self.best_by("accuracy") | optimizer
+        return self.schedule(self.steps, self.eval_every) | LRA_OPTIMIZER | self.best_by("accuracy")
+
+    def pretraining(self, masked: float) -> "SelfPretrainingRecipe":
+        """The recipe of the self-pretraining before it: the same model, data, batch and learning rate."""
+        assert self.self_pretrain
+        same = {field.name: getattr(self, field.name) for field in fields(self)} | {"self_pretrain": None}
+        return SelfPretrainingRecipe(**same, masked=masked).changed(steps=self.self_pretrain, warmup=PRETRAINING_WARMUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfPretrainingRecipe(LraRecipe):
+    """How the encoder of a task learns to tell masked tokens. The last model is kept."""
+
+    masked: float
+    """The share of tokens that is masked."""
+
+    def arguments(self) -> dict[str, Any]:
+        return self.schedule(self.steps, self.eval_every) | LRA_OPTIMIZER
 
 
 # Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.

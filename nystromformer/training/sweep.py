@@ -66,6 +66,9 @@ class Cell(Run, ABC, Generic[D]):
     def defaults(self, data: D | None) -> dict[str, Any]:
         """The recipe's fields of `TrainingArguments`."""
 
+    def prepare(self, data: D, out: Path, device: str, *, resume: bool, save_seconds: float) -> None:
+        """Whatever has to be there before it is trained, such as weights to start from. Nothing by default."""
+
     @abstractmethod
     def trainer(self, data: D, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
         """With a model, ready to train on the data."""
@@ -79,6 +82,7 @@ def run_cell(
     cell: Cell[D], data: D, out: Path, device: str, *, resume: bool, save_seconds: float = SAVE_SECONDS
 ) -> dict[str, Any]:
     """Train, take the model that was best on the development part, and score it. Returns the record."""
+    cell.prepare(data, out, device, resume=resume, save_seconds=save_seconds)
     with user_input():
         arguments = cell.arguments(out, device, data)
 

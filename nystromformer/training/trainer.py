@@ -99,6 +99,18 @@ def examples_seen(steps: int, batch_size: int, examples: int) -> int:
     return epochs * examples + min(rest * batch_size, examples)
 
 
+def tokens_seen(steps: int, batch_size: int, lengths: np.ndarray, tokens: np.ndarray, seed: int) -> int:
+    """How many tokens `steps` batches of a run hold, of examples with so many `tokens`, grouped by their `lengths`.
+
+    >>> lengths = np.array([9, 1, 8, 2, 1])
+    >>> tokens_seen(3, 2, lengths, lengths, seed=0), tokens_seen(4, 2, lengths, lengths, seed=0)
+    (21, 31)
+    """
+    epochs, rest = divmod(steps, -(-len(lengths) // batch_size))
+    begun = grouped_order(lengths, batch_size, seed, epochs)[: rest * batch_size]
+    return int(epochs * tokens.sum() + tokens[begun].sum())
+
+
 class EpochSetter(TrainerCallback):
     """Tells the order of examples which epoch begins.
 

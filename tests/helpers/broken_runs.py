@@ -38,8 +38,10 @@ SLOW_IMPORTS = (
     "nystromformer.training.pretraining",
 )
 """Once for all forks."""
+LRA = ["lra", "listops", "--data", "../listops", "--preset", "smoke", "--attention", "nystrom-16", "--out", "run"]
 COMMANDS = {
-    "lra": ["lra", "listops", "--data", "../listops", "--preset", "smoke", "--attention", "nystrom-16", "--out", "run"],
+    "lra": LRA,
+    "self-pretrain": [*LRA, "--self-pretrain", "4"],
     "finetune": ["finetune", "sst2", "--model", "../bert", "--data", "../glue", "--preset", "smoke", "--predict",
                  "--attention", "nystrom-4", "--out", "run"],
     "pretrain": ["pretrain", "--corpus", "../corpus.jsonl", "--tokenizer", "train", "--vocab-size", "60", "--preset",
@@ -52,6 +54,8 @@ KILL, POWER, FULL = "kill", "power", "full"
 the point on at which the disk is full, nothing more can be written."""
 TIMES = ("seconds", "tokens_per_second", "command")
 """What records say of the process that wrote them."""
+TABLE, SPEEDS = "table.md", "**Training speed"
+"""What a table says of it comes last."""
 
 
 @dataclass
@@ -178,6 +182,8 @@ def contents(folder: Path) -> dict[str, object]:
                 for record in records
                 if record["metric"] not in TIMES
             ]
+        elif path.name == TABLE:
+            found[name] = path.read_text().partition(SPEEDS)[0]
         else:
             found[name] = path.read_bytes()
     return found

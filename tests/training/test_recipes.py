@@ -15,7 +15,7 @@ from nystromformer.training.recipes import (
 
 def test_long_range_arena_by_the_paper():
     rows = {
-        name: (recipe.batch_size, recipe.warmup, recipe.steps, recipe.eval_every, recipe.max_length, recipe.positions)
+        name: (recipe.batch_size, recipe.warmup, recipe.steps, recipe.eval_every, recipe.max_length, recipe.room)
         for name, recipe in LRA_RECIPES["paper"].items()
     }
     assert rows == {

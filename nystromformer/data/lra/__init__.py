@@ -23,6 +23,8 @@ class Task:
     vocabulary: int
     """Ids, with padding. ListOps has 16; the paper's table has room for 32."""
     pair: bool = False
+    masked: float = 0.15
+    """The share of tokens that self-pretraining masks. Neighbors tell a pixel sooner than a letter: half of them."""
     hub_id: str | None = None
     """Where the data set is on the Hub."""
     folders: tuple[str, ...] = ()
@@ -48,9 +50,17 @@ TASKS: dict[str, Task] = {
         source="take new_aan_pairs.{{train,eval,test}}.tsv of LRA's release (lra_release.gz, folder tsv_data)",
     ),
     "image": Task(
-        title="Image", read=read_image, classes=10, vocabulary=BYTES, hub_id="uoft-cs/cifar10", folders=("cifar10",)
+        title="Image",
+        read=read_image,
+        classes=10,
+        vocabulary=BYTES,
+        masked=0.5,
+        hub_id="uoft-cs/cifar10",
+        folders=("cifar10",),
     ),
-    "pathfinder": Task(title="Pathfinder", read=pathfinder.read, classes=2, vocabulary=BYTES, source=GENERATED),
+    "pathfinder": Task(
+        title="Pathfinder", read=pathfinder.read, classes=2, vocabulary=BYTES, masked=0.5, source=GENERATED
+    ),
 }
 """In the order of the paper's table."""
 

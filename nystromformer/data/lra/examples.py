@@ -81,6 +81,12 @@ class Examples(torch.utils.data.Dataset):
         return lengths if self.index is None else lengths[self.index]
 
     @property
+    def tokens(self) -> np.ndarray:
+        """How many tokens each example has; of a pair, both together."""
+        tokens = np.sum([part.lengths for part in self.parts], axis=0)
+        return tokens if self.index is None else tokens[self.index]
+
+    @property
     def classes(self) -> np.ndarray:
         """The label of each example."""
         return self.labels if self.index is None else self.labels[self.index]

@@ -1,0 +1,158 @@
+"""Self-pretraining on Long Range Arena: masked tokens of a task's own training inputs, before the task itself.
+
+Amos et al. (ICLR 2024) found that it is what ordinary transformers lack there. The encoder is the task's, with any
+attention and the same positions; its training is a run in a folder of its own, inside that of the run it serves.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_utils import EvalPrediction
+
+from nystromformer.data.lra import TASKS, Examples, Splits, as_is
+from nystromformer.data.lra.masked import MaskedExamples
+from nystromformer.files import CHECKSUMS, damage_of, read_object
+from nystromformer.models.lra import LongRangeArenaConfig, NystromformerForLongRangeArena, lra_config
+from nystromformer.models.masked_tokens import NystromformerForMaskedTokens
+from nystromformer.models.model import quiet_transformers
+from nystromformer.records import read_config, result_in
+from nystromformer.training.pretraining_trainer import Clock, Keys
+from nystromformer.training.recipes import LraRecipe, SelfPretrainingRecipe
+from nystromformer.training.run import MODEL
+from nystromformer.training.sweep import Cell
+from nystromformer.training.trainer import ExactTrainer, tokens_seen
+
+FOLDER = "self-pretraining"
+"""Its place in the folder of the run that it serves."""
+
+DEV_EXAMPLES = 500
+"""At most so many are masked and asked in an evaluation."""
+
+ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size")
+"""What a run must share with the self-pretraining of another one that it starts from."""
+
+
+def task_config(task: str, attention: str, recipe: LraRecipe, **more: Any) -> LongRangeArenaConfig:
+    """The model of a task, the same before and after self-pretraining."""
+    chosen = {"positions": recipe.positions, "conv_kernel_size": recipe.conv_kernel_size}
+    return lra_config(
+        attention=attention,
+        vocab_size=TASKS[task].vocabulary,
+        num_labels=TASKS[task].classes,
+        problem_type="single_label_classification",
+        max_position_embeddings=recipe.room,
+        attention_probs_dropout_prob=recipe.attention_dropout,
+        pair=TASKS[task].pair,
+        **{name: value for name, value in chosen.items() if value is not None},
+        **more,
+    )
+
+
+class MaskedTrainer(ExactTrainer):
+    """Which tokens are masked depends on the epoch, so examples are asked for by (epoch, index)."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return Keys(super()._get_train_sampler(train_dataset))
+
+
+def cost(trainer: ExactTrainer, train: Examples, batch_size: int) -> dict[str, Any]:
+    """The tokens that were trained on, and the time for that alone."""
+    tokens = tokens_seen(trainer.state.global_step, batch_size, train.lengths, train.tokens, trainer.args.data_seed)
+    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
+    seconds = clock.seconds or clock.seconds_of(trainer.state)  # one killed after its last step does not train any more
+    speed = round(tokens / max(seconds, 1e-9), 1)
+    return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_second": speed}
+
+
+def masked_accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """The share of masked tokens that were told, over all examples."""
+    correct, masked = (np.sum(counts) for counts in prediction.predictions)
+    return {"masked_accuracy": float(correct / max(masked, 1))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfPretraining(Cell[Splits]):
+    """One task, attention and seed, before the task itself."""
+
+    job = "self-pretrain"
+    recipe: SelfPretrainingRecipe
+
+    @property
+    def variant(self) -> str:
+        return f"{self.attention} masked tokens"
+
+    def defaults(self, data: Splits | None) -> dict[str, Any]:
+        return self.recipe.arguments()
+
+    def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
+        dev = data.dev.some(DEV_EXAMPLES)
+        return MaskedTrainer(
+            model=NystromformerForMaskedTokens(task_config(self.task, self.attention, self.recipe)),
+            args=arguments,
+            data_collator=as_is,
+            train_dataset=MaskedExamples(data.train, self.recipe.masked, self.seed),
+            eval_dataset=MaskedExamples(dev, self.recipe.masked, self.seed),
+            compute_metrics=masked_accuracy,
+            callbacks=[Clock(), *callbacks],
+        )
+
+    def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, Any]]:
+        """On masked tokens of the development part."""
+        metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="dev").metrics
+        details = {"dev_loss": metrics["dev_loss"], "dev_examples": len(trainer.eval_dataset)}
+        return metrics["dev_masked_accuracy"], details | cost(trainer, data.train, self.recipe.batch_size)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A finished self-pretraining: what a run starts from."""
+
+    folder: Path
+    config: dict[str, Any]
+    budget: dict[str, Any]
+    """What it cost, as the record of the run that starts from it tells."""
+    weights: str
+    """The first digits of their checksum."""
+
+    @classmethod
+    def of(cls, run: str | Path) -> "Pretrained":
+        """That of the run in the folder `run`, or in the folder of the self-pretraining itself."""
+        folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
+        config, result = read_config(folder), result_in(folder)
+        if config is None or "masked" not in config:
+            raise ValueError(f"--from {run}: holds no self-pretraining; give a run made with --self-pretrain STEPS.")
+        if result is None or (damage := damage_of(folder / MODEL)) is not None:
+            state = "not finished" if result is None else f"damaged ({damage})"
+            raise ValueError(f"--from {run}: its self-pretraining is {state}; train it to its end with --resume.")
+        budget = {name: result[name] for name in ("step", "examples_seen", "tokens")}
+        weights = read_object(folder / MODEL / CHECKSUMS)["model.safetensors"][:16]
+        return cls(folder, config, budget | {"masked_accuracy": result["value"]}, weights)
+
+    def check_encoder(self, config: dict[str, Any]) -> None:
+        """Raise `ValueError` for a run of another encoder."""
+        for name in ALIKE:
+            has, wants = self.config.get(name), config.get(name)
+            if has != wants:
+                raise ValueError(
+                    f"--from {self.folder}: pretrained with {name}={has!r}, but this run has {name}={wants!r}; give "
+                    f"the same, or leave --from out."
+                )
+
+    def check_data(self, fingerprint: str) -> None:
+        """Raise `ValueError` for other examples: those of the test part could be among what was learned from."""
+        if self.config["data"] != fingerprint:
+            raise ValueError(
+                f"--from {self.folder}: pretrained on other data (fingerprint {self.config['data']}, here "
+                f"{fingerprint}); give the same --data, or leave --from out."
+            )
+
+
+def classifier(config: LongRangeArenaConfig, pretrained: Pretrained | None) -> NystromformerForLongRangeArena:
+    """The task's model: new, or with the encoder of a self-pretraining."""
+    if pretrained is None:
+        return NystromformerForLongRangeArena(config)
+    with quiet_transformers():  # the heads differ, as they should
+        return NystromformerForLongRangeArena.from_pretrained(pretrained.folder / MODEL, config=config)
