@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from nystromformer.progress import duration
+from nystromformer.progress import Bar, duration
 from nystromformer.records import Recorder
+from nystromformer.training.shortages import check_room_for_a_thread
 
 DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 """What an evaluation tells of itself, not of the model."""
@@ -22,7 +23,7 @@ class ShowProgress(TrainerCallback):
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
         self.console = console or Console(stderr=True)
-        self.bar: Progress | None = None
+        self.bar: Bar | None = None
         self.steps = self.evaluation = TaskID(0)
         self.started, self.first_step = 0.0, 0
 
@@ -32,9 +33,7 @@ class ShowProgress(TrainerCallback):
             self._show(state)
 
     def _show(self, state) -> None:
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        self.bar = Bar(
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
@@ -48,13 +47,13 @@ class ShowProgress(TrainerCallback):
     def on_step_end(self, args, state, control, **_: Any) -> None:
         if self.bar is not None:
             speed = f"{self._speed(state.global_step):.2f} steps/s"
-            self.bar.update(self.steps, completed=state.global_step, speed=speed)
+            self.bar.update(self.steps, completed=state.global_step, speed=speed, refresh=True)
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **_: Any) -> None:
         if self.bar is None and state.is_world_process_zero:  # the final test, after training
             self._show(state)
         if self.bar is not None:
-            self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True)
+            self.bar.update(self.evaluation, total=len(eval_dataloader), advance=1, visible=True, refresh=True)
 
     def on_evaluate(self, args, state, control, metrics=None, **_: Any) -> None:
         if self.bar is None:
@@ -117,5 +116,6 @@ class Curves(TensorBoardCallback):
 
     def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
         if state.is_world_process_zero:
+            check_room_for_a_thread()
             self.tb_writer = self._SummaryWriter(log_dir=str(self.folder), purge_step=state.global_step + 1)
         super().on_train_begin(args, state, control, **kwargs)

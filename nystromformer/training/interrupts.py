@@ -12,15 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from nystromformer.errors import Stopped
 from nystromformer.records import command
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+HAS_SIGWAITINFO = hasattr(signal, "sigwaitinfo")
+"""Not on macOS."""
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars hide it."""
@@ -92,14 +98,36 @@ def resume_command() -> str:
     return given if processes == "1" else f"{given} (by torchrun, with {processes} processes as before)"
 
 
-def left_to_their_parent(init: Callable[[int], None] | None, worker: int) -> None:
-    """Start a process that loads data: it serves its parent to the end, and only its parent may end it.
+def leave_to_their_parent(loader: DataLoader) -> None:
+    """Let the processes that load data serve their parent to the end: only it may end them.
 
     Terminals and batch systems signal all processes of a job. The step that is to be finished needs its data.
     """
+    if loader.num_workers:
+        loader.worker_init_fn = partial(_serve_parent, loader.worker_init_fn)
+        if HAS_SIGWAITINFO:
+            loader.multiprocessing_context = _Workers()
+
+
+class _Worker(ForkProcess):
+    """A process whose signals wait from its first moment on until it knows what to do with them."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Workers(ForkContext):
+    Process = _Worker
+
+
+def _serve_parent(init: Callable[[int], None] | None, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if HAS_SIGWAITINFO:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=_wait_for_parent, daemon=True).start()
     if init is not None:
         init(worker)

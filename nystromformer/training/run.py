@@ -13,12 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_model
 from transformers import TrainerState, TrainingArguments
 
-from nystromformer.errors import UserError, user_input
+from nystromformer.errors import user_input
 from nystromformer.files import damage_of, locked, remove, sweep, whole_folder
 from nystromformer.records import (
     CONFIG,
@@ -39,13 +37,11 @@ from nystromformer.training.checkpoints import (
     trainer_state,
 )
 from nystromformer.training.interrupts import interrupts
+from nystromformer.training.shortages import shortage_told
 from nystromformer.training.trainer import ExactTrainer
 
 MODEL = "model"
 """The subfolder with the model of a finished run."""
-
-LACK_OF_MEMORY = ("can't allocate memory", "bad_alloc", "can't start new thread", "could not create a primitive")
-"""How torch, C++, Python's threads and oneDNN say it."""
 
 
 def run_to_end(
@@ -73,7 +69,7 @@ def run_to_end(
             done = finished(out)
         if done is not None:
             return done
-        stack.enter_context(_shortage_told())
+        stack.enter_context(shortage_told())
         if arguments.should_save:
             sweep(out)
         recorder = Recorder(out, job=job, config=config, seed=seed)
@@ -176,24 +172,3 @@ def _own(out: Path) -> Iterator[None]:
                 with suppress(OSError):  # it holds something
                     folder.rmdir()
             raise
-
-
-@contextmanager
-def _shortage_told() -> Iterator[None]:
-    """Disk and memory that do not suffice are the user's to provide. What is written is whole."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{error}; what is written is whole: when there is room, resume with --resume.") from error
-    except (MemoryError, RuntimeError) as error:
-        if not _is_lack_of_memory(error):
-            raise
-        raise UserError(
-            f"memory does not suffice ({str(error).splitlines()[0] if str(error) else 'MemoryError'}): resume with "
-            f"--resume where there is more, or give a smaller --batch-size or --max-length with another --out."
-        ) from error
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    lacks = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return lacks or any(sign in str(error) for sign in LACK_OF_MEMORY)

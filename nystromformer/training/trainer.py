@@ -3,7 +3,6 @@
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from nystromformer.training.checkpoints import (
     set_generators,
     steps_saved,
 )
-from nystromformer.training.interrupts import left_to_their_parent
+from nystromformer.training.interrupts import leave_to_their_parent
 
 STATE = "training_state.safetensors"
 """Optimizer, schedule and gradient scaler."""
@@ -159,8 +158,7 @@ class ExactTrainer(Trainer):
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
-        if loader.num_workers:
-            loader.worker_init_fn = partial(left_to_their_parent, loader.worker_init_fn)
+        leave_to_their_parent(loader)
         return loader
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
