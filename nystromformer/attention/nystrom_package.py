@@ -33,6 +33,7 @@ from nystromformer.attention.nystrom import (
     nystrom_attention,
     nystrom_attention_weights,
 )
+from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
 from nystromformer.attention.pseudoinverse import iterative_pinv
 from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
 from nystromformer.checks import check_at_least, check_fraction, check_odd
@@ -248,6 +249,19 @@ class PackageAttention(PackageArithmetic):
         if return_attn is False:
             return out
         return out, self.rows(query, key, mask, None if isinstance(return_attn, bool) else return_attn)
+
+    def attend_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Attend within each sequence of `x` (tokens, dim), packed with borders `cu_seqlens` (b + 1): (tokens, dim)."""
+        if self.legacy:
+            raise ValueError(
+                "packed sequences were given with legacy=True: the package has none; give them one by one."
+            )
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise ValueError(f"x has shape {shape_of(x)}: packed sequences must be (tokens, {self.dim}).")
+        query, key, value = self.to_qkv(x).unflatten(1, (3, self.heads, self.dim_head)).unbind(1)  # (t h d)
+        kernel = self.res_conv.weight if self.residual else None
+        out = nystrom_attention_varlen(query, key, value, cu_seqlens, conv_weight=kernel, **self._options())
+        return self.to_out(out.flatten(1))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """TransMIL: slides classified from bags of tens of thousands of tiles, and the map of which tiles decided.
 
 TransMIL (Shao et al., 2021) has a class token, two Nyström attention layers over all tiles, and between them
-convolutions over the grid that the tiles were cut from. Here bags of different sizes share a batch by a mask, tiles go
-to their true places where coordinates are given, and the class token's row of attention weights is made in O(n·m).
+convolutions over the grid that the tiles were cut from. Here bags of any size share a step, packed one after the other
+or by a mask, tiles go to their true places where coordinates are given, and the class token's row of attention weights
+is made in O(n·m).
 Parameters have the published names, so that weights go both ways; `TransMIL.from_published` predicts as they did.
 """
 
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from nystromformer.attention.common import all_valid, check_floating, check_mask, shape_of
 from nystromformer.attention.nystrom_package import PackageAttention
+from nystromformer.attention.varlen import lengths_to_offsets, packing
 from nystromformer.checks import check_at_least
 
 MOST_CELLS = 2**20
@@ -43,6 +45,8 @@ class TransMIL(nn.Module):
     torch.Size([2, 2])
     >>> model.attention_map(bags, mask).shape
     torch.Size([2, 300])
+    >>> model(torch.cat((bags[0], bags[1, :120])), cu_seqlens=torch.tensor([0, 300, 420])).shape
+    torch.Size([2, 2])
     """
 
     def __init__(
@@ -130,7 +134,14 @@ class TransMIL(nn.Module):
         model.to(weights["cls_token"].dtype).load_state_dict(weights)
         return model.eval()
 
-    def forward(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        features: Tensor,
+        mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Logits (b, classes).
 
         Args:
@@ -138,30 +149,63 @@ class TransMIL(nn.Module):
             mask: (b, n), True for real tiles. A bag gives the same alone as padded; what padding holds is ignored.
             coordinates: (b, n, 2), whole numbers: row and column of each tile in the grid, from any origin. Without
                 them tiles fill a square row by row, as published.
+            cu_seqlens: whole numbers (b + 1), from 0 to the number of tiles: where each bag begins and the last one
+                ends. Then features are (tiles, features) of all bags, one after the other, and coordinates (tiles, 2);
+                nothing is padded, and a bag gives what it gives alone.
 
-        With `legacy` a mask makes each bag run alone, as it did where the weights were trained.
+        With `legacy` a mask or `cu_seqlens` make each bag run alone, as it did where the weights were trained.
         """
-        return self._fc2(self.norm(self._attended(features, mask, coordinates)[0]))
+        return self._fc2(self.norm(self._attended(features, mask, coordinates, cu_seqlens)[0]))
 
-    def attention_rows(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
+    def attention_rows(
+        self,
+        features: Tensor,
+        mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """How much each head of the last layer takes from each tile for the class token: (b, heads, n), in O(n·m).
+
+        With `cu_seqlens` it is (heads, tiles).
 
         These are the weights that the output was made with. With the class token's own they sum to about 1, and being
         approximated they can be slightly negative: rank them, rather than take their logarithm. Tiles that `legacy`
         repeats count with their repetition. 0 for padding.
         """
-        rows = self._attended(features, mask, coordinates, rows=True)[1]
+        rows = self._attended(features, mask, coordinates, cu_seqlens, rows=True)[1]
         assert rows is not None
         return rows
 
-    def attention_map(self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None) -> Tensor:
-        """The mean of `attention_rows` over heads, from 0 for the least to 1 for the most of each bag: (b, n)."""
-        return normalized_map(self.attention_rows(features, mask, coordinates), mask)
+    def attention_map(
+        self,
+        features: Tensor,
+        mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """The mean of `attention_rows` over heads, from 0 for the least to 1 for the most of each bag: (b, n).
+
+        With `cu_seqlens` it is (tiles,).
+        """
+        rows = self.attention_rows(features, mask, coordinates, cu_seqlens=cu_seqlens)
+        if cu_seqlens is None:
+            return normalized_map(rows, mask)
+        bags = rows.split(cu_seqlens.diff().tolist(), dim=1)
+        return torch.cat([normalized_map(bag[None])[0] for bag in bags])
 
     def _attended(
-        self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None, rows: bool = False
+        self,
+        features: Tensor,
+        mask: Tensor | None,
+        coordinates: Tensor | None,
+        cu_seqlens: Tensor | None = None,
+        rows: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The class token (b, dim) after the last layer and, when asked for, its rows (b, heads, n)."""
+        if cu_seqlens is not None:
+            return self._attend_to_bags(features, mask, coordinates, cu_seqlens, rows)
         self._check_input(features, mask, coordinates)
         if not self.legacy:
             return self._attend_by_contract(features, mask, coordinates, rows)
@@ -175,6 +219,47 @@ class TransMIL(nn.Module):
                 at_their_places = weights.new_zeros(*weights.shape[:2], len(real))
                 maps.append(at_their_places.masked_scatter(real, weights))
         return torch.cat(tokens), torch.cat(maps) if rows else None
+
+    def _attend_to_bags(
+        self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None, cu_seqlens: Tensor, rows: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`_attended` of packed bags; rows are (heads, tiles)."""
+        if mask is not None:
+            raise ValueError("mask was given with cu_seqlens: packed bags have no padding; leave mask out.")
+        check_floating("features", features)
+        if features.dim() != 2:
+            raise ValueError(
+                f"features have shape {shape_of(features)}: with cu_seqlens they must be (tiles, {self.features})."
+            )
+        self._check_input(features[None], None, coordinates)
+        sizes = packing("cu_seqlens", cu_seqlens, features).read_lengths()
+        if self.legacy:
+            each = [self._attend_as_published(bag[None], rows) for bag in features.split(sizes)]
+        else:
+            each = self._attend_to_packed(features, coordinates, sizes, rows)
+        tokens, maps = zip(*each, strict=True)
+        return torch.cat(tokens), torch.cat(maps, dim=2)[0] if rows else None
+
+    def _attend_to_packed(
+        self, features: Tensor, coordinates: Tensor | None, sizes: list[int], rows: bool
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """The class token (1, dim) of each bag after the last layer and, when asked for, its rows (1, heads, n)."""
+        if coordinates is not None:
+            check_coordinates(coordinates, (len(features), 2))
+        with_token = torch.tensor(sizes, device=features.device) + 1
+        borders, token = lengths_to_offsets(with_token), self.cls_token[0]
+        tiles = self._fc1(features).split(sizes)
+        tokens = self.layer1.attend_packed(torch.cat([x for bag in tiles for x in (token, bag)]), borders)
+        placed = [None] * len(sizes) if coordinates is None else coordinates.split(sizes)
+        bags = []
+        for bag, places in zip(tokens.split([size + 1 for size in sizes]), placed, strict=True):
+            real = all_valid(bag[None, 1:])
+            cells = square_cells(real) if places is None else checked_cells(places[None], real)
+            bags.append(torch.cat((bag[:1], self.pos_layer(bag[None, 1:], cells, real)[0])))
+        if rows:
+            return [self._last_layer(bag[None], None, rows) for bag in bags]
+        last = self.layer2.attend_packed(torch.cat(bags), borders)
+        return [(each, None) for each in last.index_select(0, borders[:-1]).split(1)]
 
     def _attend_by_contract(
         self, features: Tensor, mask: Tensor | None, coordinates: Tensor | None, rows: bool
@@ -235,6 +320,10 @@ class AttentionLayer(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         return tokens + self.attn(self.norm(tokens), mask)
 
+    def attend_packed(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """The same for packed bags (tokens, dim)."""
+        return tokens + self.attn.attend_packed(self.norm(tokens), cu_seqlens)
+
 
 class GridConvolution(nn.Module):
     """TransMIL's position encoding (PPEG): adds depthwise convolutions over the tiles' grid, 7, 5 and 3 wide."""
@@ -292,13 +381,7 @@ def square_cells(real: Tensor) -> Tensor:
 
 def checked_cells(coordinates: Tensor, real: Tensor) -> Tensor:
     """`coordinates` (b, n, 2), checked, from 0 for the first row and column of each bag; 0 for padding."""
-    if coordinates.is_floating_point() or coordinates.is_complex() or coordinates.dtype == torch.bool:
-        raise TypeError(
-            f"coordinates have dtype {coordinates.dtype}: must be whole numbers, row and column of each tile; divide "
-            f"pixels by the size of a tile, and convert with .long()."
-        )
-    if coordinates.shape != (*real.shape, 2):
-        raise ValueError(f"coordinates have shape {shape_of(coordinates)}: must be {(*real.shape, 2)}.")
+    check_coordinates(coordinates, (*real.shape, 2))
     cells, padding = coordinates.long(), ~real[..., None]
     first = cells.masked_fill(padding, torch.iinfo(torch.long).max).amin(dim=1, keepdim=True)
     cells = (cells - first).masked_fill(padding, 0)
@@ -309,6 +392,16 @@ def checked_cells(coordinates: Tensor, real: Tensor) -> Tensor:
             f"which are pixels divided by the size of a tile."
         )
     return cells
+
+
+def check_coordinates(coordinates: Tensor, shape: tuple[int, ...]) -> None:
+    if coordinates.is_floating_point() or coordinates.is_complex() or coordinates.dtype == torch.bool:
+        raise TypeError(
+            f"coordinates have dtype {coordinates.dtype}: must be whole numbers, row and column of each tile; divide "
+            f"pixels by the size of a tile, and convert with .long()."
+        )
+    if coordinates.shape != shape:
+        raise ValueError(f"coordinates have shape {shape_of(coordinates)}: must be {shape}.")
 
 
 def _bias(convolution: nn.Conv2d) -> Tensor:

@@ -230,3 +230,52 @@ def test_what_does_not_fit_is_refused(call, message):
 def test_coordinates_in_fractions_are_refused():
     with pytest.raises(TypeError, match=r"coordinates have dtype torch.float32.*divide pixels by the size of a tile"):
         checked_cells(torch.ones(1, 2, 2), torch.ones(1, 2, dtype=torch.bool))
+
+
+SIZES_OF_BAGS = [60, 31, 1, 5]
+BORDERS = torch.tensor([0, *SIZES_OF_BAGS], dtype=torch.int32).cumsum(0)
+
+
+def packed_bags():
+    return bags(1, sum(SIZES_OF_BAGS))[0], cells_of(1, sum(SIZES_OF_BAGS))[0]
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["square", "coordinates"])
+@pytest.mark.parametrize("changes", [{}, {"conv_kernel_size": None}, {"legacy": True}], ids=str)
+def test_packed_bags_give_what_each_gives_alone_with_gradients(changes, placed):
+    if placed and "legacy" in changes:
+        pytest.skip("the published model has no coordinates")
+    each, (features, cells) = model(**changes), packed_bags()
+    split = [x.split(SIZES_OF_BAGS) for x in (features, cells)]
+    alone = [each(bag[None], None, place[None] if placed else None) for bag, place in zip(*split, strict=True)]
+    packed = each(features, coordinates=cells if placed else None, cu_seqlens=BORDERS)
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-9)
+    found, expected = (
+        torch.autograd.grad(out.sin().sum(), list(each.parameters())) for out in (packed, torch.cat(alone))
+    )
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_maps_of_packed_bags_are_those_of_each(legacy):
+    each, (features, _) = model(legacy=legacy), packed_bags()
+    rows, maps = (f(features, cu_seqlens=BORDERS) for f in (each.attention_rows, each.attention_map))
+    assert rows.shape == (4, sum(SIZES_OF_BAGS))
+    for bag, row, shown in zip(*(x.split(SIZES_OF_BAGS, dim=-1) for x in (features.T, rows, maps)), strict=True):
+        torch.testing.assert_close(row, each.attention_rows(bag.T[None])[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(shown, each.attention_map(bag.T[None])[0], rtol=0, atol=1e-7)
+
+
+def test_wrong_packed_bags_say_what_is_allowed():
+    each, (features, cells) = model(), packed_bags()
+    with pytest.raises(ValueError, match=r"features have shape \(1, 97, 24\): with cu_seqlens they must"):
+        each(features[None], cu_seqlens=BORDERS)
+    with pytest.raises(ValueError, match="mask was given with cu_seqlens: packed bags have no padding"):
+        each(features, torch.ones(1, 97, dtype=torch.bool), cu_seqlens=BORDERS)
+    with pytest.raises(ValueError, match="sequence 1 is empty: every sequence must have a token"):
+        each(features, cu_seqlens=torch.tensor([0, 5, 5, 97]))
+    with pytest.raises(ValueError, match=r"coordinates have shape \(96, 2\): must be \(97, 2\)"):
+        each(features, coordinates=cells[1:], cu_seqlens=BORDERS)
+    with pytest.raises(ValueError, match="packed sequences were given with legacy=True: the package has none"):
+        model(legacy=True).layer1.attn.attend_packed(torch.zeros(3, 32).double(), torch.tensor([0, 3]))
