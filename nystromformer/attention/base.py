@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,31 @@ from torch import Tensor, nn
 from nystromformer.attention.common import check_tokens, rows_of_map, shape_of
 from nystromformer.attention.varlen import each_alone, packed_input
 from nystromformer.checks import check_at_least
+
+Length = int | None
+"""The most tokens that an attention will see; None: any number."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def with_options(options: type) -> Callable[[Function], Function]:
+    """Show the fields of a dataclass in the signature of a function that takes them as its `**options`.
+
+    So options are listed once, with their defaults, and `help`, `inspect` and editors know them all the same.
+    """
+
+    def show(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        positional = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+        shown = [
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+            for each in fields(options)
+        ]
+        others = [each for each in own if each.kind is each.KEYWORD_ONLY]
+        function.__signature__ = signature.replace(parameters=[*positional, *shown, *others])  # type: ignore[attr-defined]
+        return function
+
+    return show
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from nystromformer.attention.base import Attention
+from nystromformer.attention.base import Attention, Length
 from nystromformer.attention.common import (
     check_self_attention,
     checked_scale,
@@ -133,13 +133,7 @@ class LongformerAttention(Attention):
     size_option = "window"
 
     def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        max_length: int | None = None,
-        *,
-        window: int = 257,
-        global_tokens: int = 0,
+        self, num_heads: int, head_dim: int, max_length: Length = None, *, window: int = 257, global_tokens: int = 0
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
         check_odd("window", window)

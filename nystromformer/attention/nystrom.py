@@ -10,12 +10,12 @@ two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from nystromformer.attention.base import Attention
+from nystromformer.attention.base import Attention, with_options
 from nystromformer.attention.common import (
     at_least_float32,
     check_query_key_value,
@@ -30,6 +30,7 @@ from nystromformer.attention.common import (
 )
 from nystromformer.attention.exact_below import all_are_short, short_examples
 from nystromformer.attention.nystrom_core import (
+    NystromKeywords,
     NystromOptions,
     attend_and_skip,
     attend_to_sequences,
@@ -115,21 +116,17 @@ def nystrom_attention(
         return zero_masked(out, query_mask)
 
 
+@with_options(NystromOptions)
 def nystrom_attention_weights(
     query: Tensor,
     key: Tensor,
     rows: Sequence[int] | Tensor,
     mask: Tensor | None = None,
     *,
-    num_landmarks: int = 64,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
-    pinv_iterations: int = 6,
-    pinv_scaling: str = "matrix",
-    landmarks: str = "segment_means",
-    pinv: str = "iterative",
-    exact_below: int | None = None,
     scale: float | None = None,
+    **options: Unpack[NystromKeywords],
 ) -> Tensor:
     """The asked rows of the approximated softmax matrix: (b, h, len(rows), s), in O((n + s)·m) time and memory.
 
@@ -142,14 +139,7 @@ def nystrom_attention_weights(
     """
     check_query_key_value(query, key)
     query_mask, key_mask = checked_masks(query, key, mask, query_mask, key_mask)
-    options = NystromOptions(
-        num_landmarks=num_landmarks,
-        pinv_iterations=pinv_iterations,
-        pinv_scaling=pinv_scaling,
-        landmarks=landmarks,
-        pinv=pinv,
-        exact_below=exact_below,
-    )
+    given = NystromOptions(**options)
     scale = checked_scale(scale, query)
     rows = checked_rows(rows, query)
 
@@ -158,54 +148,31 @@ def nystrom_attention_weights(
         query, key = zero_masked(query, query_mask).to(wide), zero_masked(key, key_mask).to(wide)
         asked = query[:, :, rows]  # (b h r d)
         exact = masked_softmax(scale * asked @ key.mT, key_padding_mask(key_mask))  # (b h r s)
-        if min(query.shape[2], key.shape[2]) <= num_landmarks or all_are_short(query, key, exact_below):
+        if min(query.shape[2], key.shape[2]) <= given.num_landmarks or all_are_short(query, key, given.exact_below):
             weights = exact
         else:
-            core = landmark_core(query, key, query_mask, key_mask, scale, options)
+            core = landmark_core(query, key, query_mask, key_mask, scale, given)
             F = masked_softmax(scale * asked @ core.keys.mT, core.attendable_keys)  # (b h r m)
             B = masked_softmax(scale * core.queries @ key.mT, key_padding_mask(key_mask))  # (b h m s)
             few = core.query_segments.one_token_each | core.key_segments.one_token_each
-            few = few | short_examples(query, key, query_mask, key_mask, exact_below)
+            few = few | short_examples(query, key, query_mask, key_mask, given.exact_below)
             weights = torch.where(few[:, None, None, None], exact, F @ core.inverse @ B)
         if key_mask is not None:
             weights = weights.masked_fill(~key_mask[:, None, None, :], 0)
         return zero_masked(weights, None if query_mask is None else query_mask[:, rows]).to(dtype)
 
 
-class NystromSelfAttention(Attention):
-    """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
+class LandmarkAttention(Attention):
+    """What attentions with landmarks share: their options, and a skip convolution."""
 
-    name = "nystrom"
-    operation = staticmethod(nystrom_attention)
-    packed_operation = staticmethod(nystrom_attention_varlen)
     size_option = "num_landmarks"
-    cross_attention = True
     takes_convolution = True
-    splits_over_ranks = True
 
     def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        max_length: int | None = None,
-        *,
-        num_landmarks: int = 64,
-        conv_kernel_size: int | None = 33,
-        pinv_iterations: int = 6,
-        pinv_scaling: str = "matrix",
-        landmarks: str = "segment_means",
-        pinv: str = "iterative",
-        exact_below: int | None = None,
+        self, num_heads: int, head_dim: int, max_length: int | None, options: Any, conv_kernel_size: int | None
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
-        self.options = NystromOptions(
-            num_landmarks=num_landmarks,
-            pinv_iterations=pinv_iterations,
-            pinv_scaling=pinv_scaling,
-            landmarks=landmarks,
-            pinv=pinv,
-            exact_below=exact_below,
-        )
+        self.options = options
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
         self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
@@ -217,9 +184,31 @@ class NystromSelfAttention(Attention):
     def arguments(self, query: Tensor) -> dict[str, Any]:
         return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.options}"
+
+
+class NystromSelfAttention(LandmarkAttention):
+    """`nystrom_attention` with its skip convolution, as `build_attention("nystrom-64", ...)` makes it."""
+
+    name = "nystrom"
+    operation = staticmethod(nystrom_attention)
+    packed_operation = staticmethod(nystrom_attention_varlen)
+    cross_attention = True
+    splits_over_ranks = True
+
+    @with_options(NystromOptions)
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_length: int | None = None,
+        *,
+        conv_kernel_size: int | None = 33,
+        **options: Unpack[NystromKeywords],
+    ) -> None:
+        super().__init__(num_heads, head_dim, max_length, NystromOptions(**options), conv_kernel_size)
+
     def weights(self, query: Tensor, key: Tensor, rows: Sequence[int] | Tensor, mask: Tensor | None = None) -> Tensor:
         """`nystrom_attention_weights`, with gradients."""
         return nystrom_attention_weights(query, key, rows, mask, **vars(self.options))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.options}"

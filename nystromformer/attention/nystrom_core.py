@@ -7,6 +7,7 @@ A batch goes through `attend`, with its masks. Sequences without padding, of one
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -42,6 +43,17 @@ class NystromOptions:
     def exact_up_to(self) -> int:
         """The number of valid tokens up to which nothing is approximated."""
         return max(self.num_landmarks, self.exact_below or 0)
+
+
+class NystromKeywords(TypedDict, total=False):
+    """The same as keywords of functions."""
+
+    num_landmarks: int
+    pinv_iterations: int
+    pinv_scaling: str
+    landmarks: str
+    pinv: str
+    exact_below: int | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ def plus_skip(out: Tensor, value: Tensor, kernel: Tensor | None) -> Tensor:
         return out
     skip = skip_convolution(value, kernel)
     # Attention needs its own output for backward; without backward the sum needs no memory of its own.
-    return out + skip if out.requires_grad else out.add_(skip)
+    return out + skip if out.requires_grad or skip.requires_grad else out.add_(skip)
 
 
 def attend(

@@ -17,11 +17,11 @@ Without near field and heavy keys λ → 0 gives F A⁻¹ B V, the paper's form;
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
-from nystromformer.attention.base import Attention
+from nystromformer.attention.base import with_options
 from nystromformer.attention.common import (
     check_self_attention,
     checked_scale,
@@ -31,10 +31,10 @@ from nystromformer.attention.common import (
     rows_of_map,
     zero_masked,
 )
-from nystromformer.attention.nystrom_local_core import NystromLocalOptions, attend
+from nystromformer.attention.nystrom import LandmarkAttention
+from nystromformer.attention.nystrom_local_core import NystromLocalKeywords, NystromLocalOptions, attend
 from nystromformer.attention.nystrom_local_varlen import nystrom_local_attention_varlen
-from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
-from nystromformer.checks import check_odd
+from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 
 
 def nystrom_local_attention(
@@ -73,6 +73,7 @@ def nystrom_local_attention(
     Nothing of n×m or n×3s elements is kept for the backward, and on CPUs none is made in either direction. On other
     devices, and in compiled or exported graphs, the weights of all queries, n×3s and n×m elements, exist for a while.
 
+    >>> import torch
     >>> query = key = value = torch.randn(2, 8, 1000, 64)
     >>> nystrom_local_attention(query, key, value, num_landmarks=32).shape
     torch.Size([2, 8, 1000, 64])
@@ -99,45 +100,29 @@ def nystrom_local_attention(
         return zero_masked(out, mask)
 
 
+@with_options(NystromLocalOptions)
 def nystrom_local_attention_weights(
     query: Tensor,
     key: Tensor,
     rows: Sequence[int] | Tensor,
     mask: Tensor | None = None,
     *,
-    num_landmarks: int = 64,
-    heavy_keys: int | None = None,
-    block_size: int = 32,
-    core_rows: int = 64,
-    ridge: float = 0.01,
-    exact_below: int | None = None,
     scale: float | None = None,
+    **options: Unpack[NystromLocalKeywords],
 ) -> Tensor:
     """The asked rows of the approximated softmax matrix, (b, h, len(rows), n), in O(n·(m + 3s + len(rows))) memory.
 
     Multiplied by `value` they give those rows of `nystrom_local_attention`. They come without gradients.
 
+    >>> import torch
     >>> query = key = torch.randn(1, 2, 1000, 16)
     >>> nystrom_local_attention_weights(query, key, rows=[0, -1]).shape
     torch.Size([1, 2, 2, 1000])
     """
-    return rows_of_map(
-        nystrom_local_attention,
-        query,
-        key,
-        rows,
-        mask,
-        num_landmarks=num_landmarks,
-        heavy_keys=heavy_keys,
-        block_size=block_size,
-        core_rows=core_rows,
-        ridge=ridge,
-        exact_below=exact_below,
-        scale=scale,
-    )
+    return rows_of_map(nystrom_local_attention, query, key, rows, mask, scale=scale, **options)
 
 
-class NystromLocalAttention(Attention):
+class NystromLocalAttention(LandmarkAttention):
     """`nystrom_local_attention` as `build_attention("nystrom-local-64", ...)` makes it.
 
     It has no parameters and suits pretrained weights as they are. `conv_kernel_size` adds the paper's skip convolution
@@ -147,42 +132,15 @@ class NystromLocalAttention(Attention):
     name = "nystrom-local"
     operation = staticmethod(nystrom_local_attention)
     packed_operation = staticmethod(nystrom_local_attention_varlen)
-    size_option = "num_landmarks"
-    takes_convolution = True
 
+    @with_options(NystromLocalOptions)
     def __init__(
         self,
         num_heads: int,
         head_dim: int,
         max_length: int | None = None,
         *,
-        num_landmarks: int = 64,
-        heavy_keys: int | None = None,
-        block_size: int = 32,
-        core_rows: int = 64,
-        ridge: float = 0.01,
-        exact_below: int | None = None,
         conv_kernel_size: int | None = None,
+        **options: Unpack[NystromLocalKeywords],
     ) -> None:
-        super().__init__(num_heads, head_dim, max_length)
-        self.options = NystromLocalOptions(
-            num_landmarks=num_landmarks,
-            heavy_keys=heavy_keys,
-            block_size=block_size,
-            core_rows=core_rows,
-            ridge=ridge,
-            exact_below=exact_below,
-        )
-        if conv_kernel_size is not None:
-            check_odd("conv_kernel_size", conv_kernel_size)
-        self.conv = None if conv_kernel_size is None else SkipConvolution(num_heads, conv_kernel_size)
-
-    @property
-    def exact_up_to(self) -> float:
-        return self.options.exact_up_to
-
-    def arguments(self, query: Tensor) -> dict[str, Any]:
-        return {**vars(self.options), "conv_weight": None if self.conv is None else self.conv.weight}
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.options}"
+        super().__init__(num_heads, head_dim, max_length, NystromLocalOptions(**options), conv_kernel_size)

@@ -6,7 +6,7 @@ fits of the far fields' values, which are made in one batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -75,6 +75,17 @@ class NystromLocalOptions:
     def exact_up_to(self) -> int:
         """The number of valid tokens up to which nothing is approximated."""
         return max(self.num_segments, self.num_heavy, 2 * self.block_size, self.exact_below or 0)
+
+
+class NystromLocalKeywords(TypedDict, total=False):
+    """The same as keywords of functions."""
+
+    num_landmarks: int
+    heavy_keys: int | None
+    block_size: int
+    core_rows: int
+    ridge: float
+    exact_below: int | None
 
 
 def attend(

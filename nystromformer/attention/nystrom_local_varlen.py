@@ -4,33 +4,37 @@ Each sequence is a view, for which the borders are read: on other devices than C
 call. A compiled graph can't: it pads the sequences to `max_seqlen`, which must be given there.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
+from nystromformer.attention.base import with_options
 from nystromformer.attention.common import checked_scale, full_precision, refuse_causal, refuse_forward_mode
 from nystromformer.attention.nystrom_core import plus_skip
-from nystromformer.attention.nystrom_local_core import NystromLocalOptions, attend, attend_to_sequences
+from nystromformer.attention.nystrom_local_core import (
+    NystromLocalKeywords,
+    NystromLocalOptions,
+    attend,
+    attend_to_sequences,
+)
 from nystromformer.attention.skip_convolution import kernel_of
 from nystromformer.attention.valid_spans import as_batch, as_rows
 from nystromformer.attention.varlen import attend_as_padded_batch, packed_input
 
 
+@with_options(NystromLocalOptions)
 def nystrom_local_attention_varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     cu_seqlens: Tensor | None = None,
     *,
-    num_landmarks: int = 64,
     max_seqlen: int | None = None,
-    heavy_keys: int | None = None,
-    block_size: int = 32,
-    core_rows: int = 64,
-    ridge: float = 0.01,
-    exact_below: int | None = None,
     conv_weight: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
+    **options: Unpack[NystromLocalKeywords],
 ) -> Tensor:
     """`nystrom_local_attention` of sequences that are packed one after the other: (t, h, e), in the dtype of `value`.
 
@@ -52,14 +56,7 @@ def nystrom_local_attention_varlen(
     packed = packed_input(query, key, value, cu_seqlens)
     if not packed.is_self_attention:
         raise ValueError("query and key are nested with other lengths: must be of the same sequences; near means near.")
-    options = NystromLocalOptions(
-        num_landmarks=num_landmarks,
-        heavy_keys=heavy_keys,
-        block_size=block_size,
-        core_rows=core_rows,
-        ridge=ridge,
-        exact_below=exact_below,
-    )
+    given = NystromLocalOptions(**options)
     scale = checked_scale(scale, as_batch(packed.query))
     refuse_causal(is_causal)
     refuse_forward_mode(packed.query, packed.key, packed.value, conv_weight)
@@ -67,12 +64,12 @@ def nystrom_local_attention_varlen(
         conv_weight = kernel_of(conv_weight, packed.value.shape[1], packed.value.dtype)
 
     def attend_and_skip(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-        return plus_skip(attend(query, key, value, mask, scale, options), value, conv_weight)
+        return plus_skip(attend(query, key, value, mask, scale, given), value, conv_weight)
 
     with full_precision(packed.query):
         if torch.compiler.is_compiling():
             return packed.result(attend_as_padded_batch(attend_and_skip, packed, max_seqlen))
         sequences = packed.sequences()
-        outs = attend_to_sequences(*sequences, scale=scale, options=options)
+        outs = attend_to_sequences(*sequences, scale=scale, options=given)
         outs = [plus_skip(out, value, conv_weight) for out, value in zip(outs, sequences[2], strict=True)]
         return packed.result(torch.cat([as_rows(out) for out in outs]))

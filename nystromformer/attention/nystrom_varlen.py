@@ -9,9 +9,12 @@ kernels are launched for a hundred sequences as for one:
     B V    the landmarks of its sequence attend to the keys of each chunk, and the parts are merged by log-sum-exp
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
+from nystromformer.attention.base import with_options
 from nystromformer.attention.common import (
     checked_scale,
     full_precision,
@@ -21,7 +24,7 @@ from nystromformer.attention.common import (
     softmax_attention,
 )
 from nystromformer.attention.landmarks import Segments, means_over, segments_of_ranks
-from nystromformer.attention.nystrom_core import NystromOptions, attend_to_sequences, softmax_inverse
+from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
 from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.attention.valid_spans import as_batch, as_rows
@@ -32,24 +35,20 @@ CHUNK = 256
 """Tokens in a chunk. More waste more places at the end of each sequence, fewer make products too small to be fast."""
 
 
+@with_options(NystromOptions)
 def nystrom_attention_varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     cu_seqlens: Tensor | None = None,
     *,
-    num_landmarks: int = 64,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen: int | None = None,
     conv_weight: Tensor | None = None,
-    pinv_iterations: int = 6,
-    pinv_scaling: str = "matrix",
-    landmarks: str = "segment_means",
-    pinv: str = "iterative",
-    exact_below: int | None = None,
     scale: float | None = None,
     is_causal: bool = False,
+    **options: Unpack[NystromKeywords],
 ) -> Tensor:
     """`nystrom_attention` of sequences that are packed one after the other: (t, h, e), in the dtype of `value`.
 
@@ -73,14 +72,7 @@ def nystrom_attention_varlen(
     torch.Size([1000, 8, 64])
     """
     packed = packed_input(query, key, value, cu_seqlens, cu_seqlens_q, cu_seqlens_k)
-    options = NystromOptions(
-        num_landmarks=num_landmarks,
-        pinv_iterations=pinv_iterations,
-        pinv_scaling=pinv_scaling,
-        landmarks=landmarks,
-        pinv=pinv,
-        exact_below=exact_below,
-    )
+    given = NystromOptions(**options)
     scale = checked_scale(scale, as_batch(packed.query))
     refuse_causal(is_causal)
     refuse_forward_mode(packed.query, packed.key, packed.value, conv_weight)
@@ -96,11 +88,11 @@ def nystrom_attention_varlen(
 
     with full_precision(packed.query):
         # K-means compares tokens with centers of their own sequence, and scaling by the batch needs all of it together.
-        by_sequence = packed.queries.lengths is not None and pinv_scaling == "matrix"
-        if by_sequence or (landmarks == "kmeans" and not torch.compiler.is_compiling()):
-            outs = attend_to_sequences(*packed.sequences(), kernel=conv_weight, scale=scale, options=options)
+        by_sequence = packed.queries.lengths is not None and given.pinv_scaling == "matrix"
+        if by_sequence or (given.landmarks == "kmeans" and not torch.compiler.is_compiling()):
+            outs = attend_to_sequences(*packed.sequences(), kernel=conv_weight, scale=scale, options=given)
             return packed.result(torch.cat([as_rows(out) for out in outs]))
-        out = attend_in_chunks(packed, scale, options)
+        out = attend_in_chunks(packed, scale, given)
         if conv_weight is not None:
             out = out + spaced_convolution(packed.value, packed.keys, conv_weight)
         return packed.result(out)

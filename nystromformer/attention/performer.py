@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nystromformer.attention.base import Attention
+from nystromformer.attention.base import Attention, Length
 from nystromformer.attention.common import (
     at_least_float32,
     check_floating,
@@ -138,13 +138,7 @@ class PerformerAttention(Attention):
     size_option = "num_features"
 
     def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        max_length: int | None = None,
-        *,
-        num_features: int = 256,
-        redraw: bool = False,
+        self, num_heads: int, head_dim: int, max_length: Length = None, *, num_features: int = 256, redraw: bool = False
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
         check_at_least("num_features", num_features, 1, "the paper uses 256")

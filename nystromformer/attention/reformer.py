@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nystromformer.attention.base import Attention
+from nystromformer.attention.base import Attention, Length
 from nystromformer.attention.common import (
     all_valid,
     at_least_float32,
@@ -183,13 +183,7 @@ class ReformerAttention(Attention):
     size_option = "num_hashes"
 
     def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        max_length: int | None = None,
-        *,
-        num_hashes: int = 2,
-        bucket_size: int = 64,
+        self, num_heads: int, head_dim: int, max_length: Length = None, *, num_hashes: int = 2, bucket_size: int = 64
     ) -> None:
         super().__init__(num_heads, head_dim, max_length)
         check_at_least("num_hashes", num_hashes, 1, "the paper uses 2")

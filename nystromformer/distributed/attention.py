@@ -11,7 +11,7 @@ The pseudoinverse and F W need nothing else: every rank computes them alone.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from nystromformer.attention.base import with_options
 from nystromformer.attention.common import (
     at_least_float32,
     check_mask,
@@ -30,7 +31,7 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom_core import NystromOptions, softmax_inverse
+from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks
@@ -191,25 +192,21 @@ KEYS_AT_ONCE = 8192
 """Where no fused kernel gives the log-sum-exp, a matrix (landmarks × this many keys) exists for a while."""
 
 
+@with_options(NystromOptions)
 def sequence_parallel_nystrom_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None = None,
     *,
-    num_landmarks: int = 64,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     conv_weight: Tensor | None = None,
-    pinv_iterations: int = 6,
-    pinv_scaling: str = "matrix",
-    landmarks: str = "segment_means",
-    pinv: str = "iterative",
-    exact_below: int | None = None,
     scale: float | None = None,
     group: ProcessGroup | None = None,
     layouts: tuple[Layout, Layout] | None = None,
     check: bool = True,
+    **options: Unpack[NystromKeywords],
 ) -> Tensor:
     """`nystrom_attention` of a whole sequence, at this rank's contiguous shard of it: (b, h, n, e).
 
@@ -237,16 +234,9 @@ def sequence_parallel_nystrom_attention(
     check_group(group)
     rows = query.shape[2] if isinstance(query, Tensor) and query.dim() == 4 else 0
     try:
-        options = NystromOptions(
-            num_landmarks=num_landmarks,
-            pinv_iterations=pinv_iterations,
-            pinv_scaling=pinv_scaling,
-            landmarks=landmarks,
-            pinv=pinv,
-            exact_below=exact_below,
-        )
+        given = NystromOptions(**options)
         query_mask, key_mask = masks_of_shards(mask, query_mask, key_mask)
-        inputs = checked_inputs(query, key, value, query_mask, key_mask, conv_weight, scale, options)
+        inputs = checked_inputs(query, key, value, query_mask, key_mask, conv_weight, scale, given)
     except (TypeError, ValueError) as error:
         if check and layouts is None:  # the others wait for this rank's facts: they get its error
             agree(error, (0, 0), group, query.device if isinstance(query, Tensor) else "cpu")
