@@ -37,21 +37,21 @@ GROUP = 8  # batches of training slides that are drawn together
 class Options:
     """All that a run depends on. Checked when made."""
 
+    seed: int = 0
     bags: int = 1200
     """Slides to train on; each is seen once."""
+    learning_rate: float = 3e-3
+    batch: int = 8
     training_tiles: int = 5000
     """Tiles of the largest slide to train and to measure the accuracy on."""
     tiles: int = 50_000
     """Tiles of the slide to draw, and the most of the large slides that accuracy and map are measured on."""
+    shift: float = 6.0
+    """How far planted tiles lie from others, in standard deviations of a feature."""
     held_out: int = 200
     """Slides to measure on of the sizes that were trained on."""
     large: int = 20
     """Slides to measure on that are larger."""
-    batch: int = 8
-    learning_rate: float = 3e-3
-    shift: float = 6.0
-    """How far planted tiles lie from others, in standard deviations of a feature."""
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)

@@ -13,6 +13,9 @@ Given = TypeVar("Given")
 
 Result = TypeVar("Result")
 
+Progress = Callable[[int, int], None]
+"""Is called with how much is done and how much is wanted."""
+
 AHEAD = 3
 """Pieces of work handed out for each process before the first result is taken."""
 

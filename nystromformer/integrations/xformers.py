@@ -81,12 +81,7 @@ class NystromAttention(nn.Module):
         self.landmark_pooling = AvgPool(num_landmarks) if landmark_pooling is None else landmark_pooling
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        att_mask: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None = None, att_mask: Tensor | None = None
     ) -> Tensor:
         """Attend over the last dimension but one of (b·h, n, d), (b, n, d) or (b, h, n, d): of the shape of `q`.
 

@@ -5,7 +5,7 @@ from functools import partial
 import oracles
 import pytest
 import torch
-from drawn import EXTREMES, check_extreme_inputs, check_half_precision, draw, qkv, random_mask
+from drawn import EXTREMES, HALF_PRECISION_CASES, check_extreme_inputs, check_half_precision, draw, qkv, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,9 +224,8 @@ def test_gradients_of_the_weights_are_right():
     assert torch.autograd.gradcheck(lambda q, k: nystrom_attention_weights(q, k, [0, 5], num_landmarks=4), (query, key))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@HALF_PRECISION_CASES
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-@pytest.mark.parametrize("n, m, spread", [(512, 64, 1.0), (512, 16, 3.0), (300, 64, 2.0), (50, 64, 1.0)])
 def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, spread):
     tensors = [x.to(dtype) for x in qkv(n=n, d=32, spread=spread, dtype=torch.float32)]
     mask = random_mask(2, n) if masked else None

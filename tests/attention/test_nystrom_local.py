@@ -5,7 +5,7 @@ from functools import partial
 import drawn
 import pytest
 import torch
-from drawn import EXTREMES, check_extreme_inputs, check_half_precision, draw, qkv
+from drawn import EXTREMES, HALF_PRECISION_CASES, check_extreme_inputs, check_half_precision, draw, qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
@@ -209,9 +209,8 @@ def test_gradients_are_right(heavy_keys, block_size, conv, masked):
     assert torch.autograd.gradcheck(run, tensors)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@HALF_PRECISION_CASES
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-@pytest.mark.parametrize("n, m, spread", [(512, 64, 1.0), (512, 16, 3.0), (300, 64, 2.0), (50, 64, 1.0)])
 def test_half_precision_is_within_two_percent_of_float32(dtype, masked, n, m, spread):
     tensors = [x.to(dtype) for x in qkv(n=n, d=32, spread=spread, dtype=torch.float32)]
     mask = random_mask(2, n) if masked else None

@@ -2,10 +2,21 @@
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 EXTREMES = ("logits of ±1e4", "constant keys", "zeros", "one huge key", "tiny")
+HALF_PRECISION_CASES = pytest.mark.parametrize(
+    "dtype, n, m, spread",
+    [
+        (dtype, *sizes)
+        for dtype in (torch.float16, torch.bfloat16)
+        for sizes in ((512, 64, 1.0), (512, 16, 3.0), (300, 64, 2.0), (50, 64, 1.0))
+    ],
+    ids=str,
+)
+"""Tokens, landmarks, and how far queries and keys lie apart."""
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 1.0) -> Tensor:

@@ -50,16 +50,7 @@ def convolved(value: Tensor, kernel: Tensor) -> Tensor:
     return band @ value
 
 
-def nystrom(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    m: int,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    kernel: Tensor | None = None,
-    iterations: int = 6,
-) -> Tensor:
+def nystrom(query, key, value, m, query_mask=None, key_mask=None, kernel=None, iterations=6) -> Tensor:
     """The whole contract on (b, h, n, d): each example's valid tokens alone, then put back among zeros."""
     batch, heads, length, _ = query.shape
     out = torch.zeros(batch, heads, length, value.shape[3], dtype=torch.float64)

@@ -1,7 +1,7 @@
 """ListOps: expressions grown at random, written as Long Range Arena has them, and read."""
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
@@ -11,7 +11,7 @@ import numpy as np
 
 from nystromformer.data.lra.examples import Examples, Sequences, Splits
 from nystromformer.data.lra.readers import check_count, described_folder, label_of, shown, table_rows
-from nystromformer.data.parallel import in_order
+from nystromformer.data.parallel import Progress, in_order
 
 DIGIT_PROBABILITY = 0.75
 
@@ -227,12 +227,7 @@ def number_of_expressions(options: TreeOptions, at_least: int) -> int:
     return total if longest == options.max_tokens - 1 else max(total, at_least)
 
 
-def generate(
-    out: Path,
-    options: ListOpsOptions,
-    workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
+def generate(out: Path, options: ListOpsOptions, workers: int | None = None, progress: Progress | None = None) -> None:
     """Write a set into the folder `out`. The same seed gives the same files whatever the number of `workers`.
 
     `progress` is called with the number of examples made and wanted.

@@ -1,7 +1,6 @@
 """Pathfinder: pictures drawn, written as Long Range Arena has them, and read."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from nystromformer.data.hub import nearby
 from nystromformer.data.lra.examples import Examples, Sequences, Splits
 from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, Picture, random_picture
 from nystromformer.data.lra.readers import check_count, described_folder, pixels_of
-from nystromformer.data.parallel import in_order
+from nystromformer.data.parallel import Progress, in_order
 
 
 def draw(picture: Picture, options: PathfinderOptions) -> np.ndarray:
@@ -108,10 +107,7 @@ def picture_number(index: int, seed: int, options: PathfinderOptions) -> tuple[n
 
 
 def generate(
-    out: Path,
-    options: PathfinderSetOptions,
-    workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    out: Path, options: PathfinderSetOptions, workers: int | None = None, progress: Progress | None = None
 ) -> None:
     """Write a set into the folder `out`. The same seed gives the same pictures whatever the number of `workers`."""
     folders = math.ceil(options.count / BATCH)
