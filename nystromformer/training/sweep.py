@@ -44,11 +44,6 @@ class Cell(Run, ABC, Generic[D]):
     task: str
 
     @property
-    def title(self) -> str:
-        """What people call the task."""
-        return self.task
-
-    @property
     def variant(self) -> str:
         """What tells it from other cells of its task and seed."""
         return self.attention
@@ -61,6 +56,11 @@ class Cell(Run, ABC, Generic[D]):
     def arguments(self, out: Path, device: str, data: D | None = None) -> TrainingArguments:
         """Without the data they serve to check the settings before anything is read."""
         return self.training_arguments(out, device, self.defaults(data))
+
+    @property
+    def title(self) -> str:
+        """What people call the task."""
+        return self.task
 
     @abstractmethod
     def defaults(self, data: D | None) -> dict[str, Any]:
