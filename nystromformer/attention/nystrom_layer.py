@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from nystromformer.attention.common import all_valid, check_mask, shape_of
 from nystromformer.attention.nystrom import NystromOptions, nystrom_attention
+from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
 from nystromformer.attention.skip_convolution import SkipConvolution
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
@@ -76,12 +77,20 @@ class NystromAttention(nn.Module):
         mask: Tensor | None = None,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Attend from `x` (b, n, dim) to itself, or to `context` (b, s, dim): (b, n, dim).
+
+        With `cu_seqlens` (b + 1), from 0 to the number of tokens, `x` (tokens, dim) holds sequences one after the
+        other, of which each gives what it gives alone.
+
 
         `mask` (b, n) and `context_mask` (b, s) are True for real tokens. Masked rows of the attention's output are 0
         before the output projection. The skip convolution belongs to self-attention: with a context it is not used.
         """
+        if cu_seqlens is not None:
+            return self._attend_packed(x, cu_seqlens, {"mask": mask, "context": context, "context_mask": context_mask})
         self._check_input("x", x)
         check_mask("mask", mask, x)
         if context is None:
@@ -102,6 +111,22 @@ class NystromAttention(nn.Module):
             **vars(self.options),
         )
         return self.dropout(self.output(out.transpose(1, 2).flatten(2)))
+
+    def _attend_packed(self, x: Tensor, cu_seqlens: Tensor, others: dict[str, Tensor | None]) -> Tensor:
+        for name, given in others.items():
+            if given is not None:
+                raise ValueError(f"{name} was given with cu_seqlens: packed sequences attend to themselves, unpadded.")
+        if "operation" in vars(self):
+            raise ValueError("cu_seqlens was given where sequences are split over processes: give a batch and mask.")
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.dim:
+            given_shape = shape_of(x) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x is {given_shape}: with cu_seqlens it must be (tokens, {self.dim}).")
+        query, key, value = (
+            project(x).unflatten(1, (self.num_heads, self.head_dim)) for project in (self.query, self.key, self.value)
+        )  # (t h d)
+        kernel = None if self.conv is None else self.conv.weight
+        out = nystrom_attention_varlen(query, key, value, cu_seqlens, conv_weight=kernel, **vars(self.options))
+        return self.dropout(self.output(out.flatten(1)))
 
     @staticmethod
     def _masks_of_two(

@@ -121,7 +121,11 @@ def _measure_cuda(case: Case) -> Memory:
 def _measure_here(case: Case) -> Memory:
     short = min(case.length, WARM_UP_LENGTH)
     prepare(replace(case, length=short))()
-    run = prepare(case)
+    return peak_of(prepare(case))
+
+
+def peak_of(run: Callable[[], None]) -> Memory:
+    """Peak memory of one call in this process, which should be a fresh one that has run something small before."""
     _give_back_freed_memory()
     _reset_peak()
     held = _resident("VmRSS")

@@ -61,3 +61,18 @@ def test_every_parameter_learns(layer):
     layer(torch.randn(2, 50, 24, dtype=torch.float64)).square().sum().backward()
     # A key's bias shifts all logits of a row alike, which the softmax does not see.
     assert all(p.grad.abs().max() > 1e-8 for name, p in layer.named_parameters() if name != "key.bias")
+
+
+def test_packed_sequences_equal_one_by_one(layer):
+    lengths = [50, 31, 7, 1]
+    x = torch.randn(sum(lengths), 24, dtype=torch.float64)
+    alone = torch.cat([layer(each[None])[0] for each in x.split(lengths)])
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    torch.testing.assert_close(layer(x, cu_seqlens=borders), alone, rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match="mask was given with cu_seqlens"):
+        layer(x, torch.ones(1, 89, dtype=torch.bool), cu_seqlens=borders)
+    with pytest.raises(ValueError, match=r"x is \(1, 89, 24\): with cu_seqlens it must be \(tokens, 24\)"):
+        layer(x[None], cu_seqlens=borders)
+    layer.operation = nystrom_attention
+    with pytest.raises(ValueError, match="cu_seqlens was given where sequences are split over processes"):
+        layer(x, cu_seqlens=borders)
