@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
         NystromformerForTokenClassification,
         NystromformerModel,
     )
+    from nystromformer.training.distillation_model import distill
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "add_skip_convolution",
     "build_attention",
+    "distill",
     "nystrom_attention",
     "nystrom_attention_varlen",
     "nystrom_attention_weights",
@@ -59,6 +61,7 @@ _HOMES = {
     "NystromAttention": "attention",
     "add_skip_convolution": "integrations.skip_convolution",
     "build_attention": "attention",
+    "distill": "training.distillation_model",
     "nystrom_attention": "attention",
     "nystrom_attention_varlen": "attention",
     "nystrom_attention_weights": "attention",

@@ -15,6 +15,7 @@ from nystromformer.commands.attention_map import attention_map
 from nystromformer.commands.bench import bench
 from nystromformer.commands.convert import convert
 from nystromformer.commands.demo import demo
+from nystromformer.commands.distill import distill
 from nystromformer.commands.finetune import finetune
 from nystromformer.commands.lra import lra
 from nystromformer.commands.lra_data import lra_data
@@ -36,7 +37,7 @@ EXPECTED = (UsageError, UserError, Stopped, typer.Abort, typer.Exit)
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Compare": (demo, bench, attention_map, report),
     "Train": (lra, lra_data, pretrain, finetune),
-    "Take over": (convert,),
+    "Take over": (convert, distill),
 }
 
 

@@ -26,6 +26,7 @@ RESULTS = {
     "self-pretrain": "masked_accuracy",
     "finetune": "score",
     "pretrain": "mlm_accuracy",
+    "distill": "cosine",
 }
 """The metric of the record that a finished run of a training job ends with."""
 

@@ -47,7 +47,7 @@ def test_help_lists_all_commands_by_what_they_are_for(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert set(COMMANDS) == {
-        "demo", "bench", "lra", "lra-data", "pretrain", "finetune", "convert", "attention-map", "report",
+        "demo", "bench", "lra", "lra-data", "pretrain", "finetune", "convert", "distill", "attention-map", "report",
     }  # fmt: skip
     for text in (*COMMANDS, "Compare", "Train", "Take over"):
         assert text in said

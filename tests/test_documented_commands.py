@@ -52,6 +52,9 @@ RUN = {
         "--lengths 64 --attention standard,nystrom-64 --heads 2 --budget 0.1"
     ),
     "nystromformer lra listops --preset mini --out runs/listops": "--preset smoke",
+    "nystromformer distill --model path/to/MiniLM --corpus wiki.parquet --preset mini --out runs/minilm": (
+        "--preset smoke --attention nystrom-8"
+    ),
     "nystromformer report runs/bench runs/listops --out runs/report": "",
     "nystromformer report runs/bench runs/lra --out runs/report": "",
 }
@@ -64,6 +67,7 @@ WORK = {
     "lra": "nystromformer.training.sweep.run_sweep",
     "pretrain": "nystromformer.training.pretraining.pretrain",
     "finetune": "nystromformer.training.sweep.run_sweep",
+    "distill": "nystromformer.training.distillation.distill",
 }
 """Jobs that check all their options before this function does the work."""
 NOT_OURS = ("git clone", "cd ")

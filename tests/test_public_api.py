@@ -14,13 +14,14 @@ nystrom_local_attention_varlen
 NystromformerConfig NystromformerModel NystromformerForMaskedLM NystromformerForMultipleChoice
 NystromformerForPreTraining NystromformerForQuestionAnswering NystromformerForSequenceClassification
 NystromformerForTokenClassification
-add_skip_convolution register replace_attention restore_attention use_attention
+add_skip_convolution distill register replace_attention restore_attention use_attention
 __version__
 """
 NAMES = set(PUBLIC.split())
 SIGNATURES = {
     "replace_attention": "module, attention, layers, **",
     "restore_attention": "module",
+    "distill": "teacher, student, batches, *, stages, pooling, learning_rate, layers_rate, warmup",
     "use_attention": "name, *, self_attention, **",
     "build_attention": "name, *, num_heads, head_dim, max_length, **",
     "nystrom_attention": "query, key, value, mask, *, num_landmarks, query_mask, key_mask, conv_weight, "

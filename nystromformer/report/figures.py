@@ -45,6 +45,7 @@ OTHER_COLORS = ("#d1622b", "#b05cc6", "#b58900", "#c94f7c", "#5b7fe0", "#00979d"
 OTHER_MARKERS = "s^vDPX"
 DEV_ACCURACY = "dev_accuracy"
 PRETRAINING_ACCURACIES = {"dev_mlm_accuracy": "masked words", "dev_sop_accuracy": "sentence order"}
+DISTILLATION_COSINE = "dev_cosine"
 CHANCE = {"dev_sop_accuracy": 0.5}
 TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
 """Settings that tell pretraining runs of one attention from one another, where they differ."""
@@ -315,6 +316,32 @@ def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callabl
     if handles := panels[0].get_legend_handles_labels()[0]:
         drawing.figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return drawing
+
+
+@rc_context(STYLE)
+def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
+    """`cosine`: how closely each run followed its teacher on held-out text, against the time of one core."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        if record["job"] == "distill" and record["metric"] == DISTILLATION_COSINE:
+            runs.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
+    drawing, (axes,) = Drawing.panels(1, (7, 4.6))
+    labels = [_distillation_label(found[0]["config"]) for found in runs.values()]
+    colors = colors_of(labels)
+    for label, found in zip(labels, runs.values(), strict=True):
+        points = [
+            (r["core_seconds"] / 60, r["value"], f"{label}, step {r['step']:,}: cosine {r['value']:.4f}") for r in found
+        ]
+        drawing.line(axes, points, label, color=colors[label])
+    axes.set(xlabel="minutes of one core", ylabel="cosine to exact attention, held-out text")
+    axes.grid(alpha=0.3)
+    if runs:
+        drawing.figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    return {"cosine": drawing}
+
+
+def _distillation_label(config: Record) -> str:
+    return f"{config['attention']}, {config['max_length']:,} tokens, stages {' + '.join(config['stages'])}"
 
 
 def _count_steps_and_percent(axes: Axes) -> None:

@@ -219,6 +219,23 @@ LIST = Kind("a list", lambda value: isinstance(value, list))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NUMBERS = Kind("an object of numbers", lambda value: isinstance(value, dict) and all(map(_is_number, value.values())))
 SCORES = Kind("an object for each part", lambda value: OBJECT.fits(value) and all(map(NUMBERS.fits, value.values())))
+TEXTS = Kind("a list of texts", lambda value: LIST.fits(value) and value and all(map(TEXT.fits, value)))
+ABOVE_ZERO = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+
+
+def _is_closeness(part: Any) -> bool:
+    """Of `distill`, on one part of its texts."""
+    numbers = [part.get(name) for name in ("cosine", "worst", "examples")] if OBJECT.fits(part) else [None]
+    if not all(map(_is_number, numbers)) or not OBJECT.fits(part.get("untrained")):
+        return False
+    errors, before = part.get("errors"), [part["untrained"].get(name) for name in ("cosine", "worst")]
+    shares = [part[name] for name in ("top_1", "top_10") if name in part]
+    return LIST.fits(errors) and bool(errors) and all(map(_is_number, [*errors, *before, *shares]))
+
+
+CLOSENESS = Kind(
+    "an object for each part", lambda value: OBJECT.fits(value) and value and all(map(_is_closeness, value.values()))
+)
 
 ANY_RECORD = {
     "job": TEXT, "metric": TEXT, "config": OBJECT, "seed?": SCALAR, "step?": COUNT, "command?": TEXT,
@@ -238,6 +255,10 @@ LRA_POINT = {
 }  # fmt: skip
 PRETRAINING_POINT = {
     "config.attention": TEXT, "config.from?": TEXT, "value": NUMBER, "step": COUNT, "seconds": NUMBER, "tokens": COUNT,
+}  # fmt: skip
+DISTILLATION_POINT = {
+    "config.attention": TEXT, "config.max_length": COUNT, "config.stages": TEXTS, "value": NUMBER, "step": COUNT,
+    "core_seconds": NUMBER,
 }  # fmt: skip
 FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
     ("bench", "time"): {**MEASURED, "value": NUMBER, "minimum": NUMBER},
@@ -262,6 +283,11 @@ FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
         "config.max_length": COUNT, "config.epochs": NUMBER, "config.conv_kernel_size?": COUNT, "value": NUMBER,
         "name": TEXT, "part": TEXT, "scores": SCORES, "dev_score": NUMBER, "mean_length": NUMBER, "step": COUNT,
         "train_examples": COUNT, "scored_examples": NUMBERS, "parameters?": COUNT,
+    },
+    ("distill", "dev_cosine"): DISTILLATION_POINT,
+    ("distill", "cosine"): {
+        **DISTILLATION_POINT, "config.layers": TEXTS, "config.model": TEXT, "stages": NUMBERS, "parts": CLOSENESS,
+        "speed.exact": ABOVE_ZERO, "speed.ours": ABOVE_ZERO,
     },
     ("attention-map", ATTENTION_ERROR): {
         "config.model?": TEXT, "config.text?": TEXT, "attention": TEXT, "num_landmarks": COUNT, "layer": COUNT,

@@ -14,6 +14,7 @@ from nystromformer.report.figures import (
     PRETRAINING_ACCURACIES,
     Drawing,
     draw_dev_accuracy,
+    draw_distillation,
     draw_efficiency,
     draw_pretraining,
 )
@@ -28,6 +29,7 @@ from nystromformer.report.tables import (
     Entry,
     attention_error_table,
     best_results,
+    distillation_tables,
     efficiency_tables,
     finetune_tables,
     last_part,
@@ -56,6 +58,10 @@ SMALLER = (
 )
 PAPERS_PRETRAINING = (
     "The paper pretrains BERT-base sizes for 500,000 steps of 256 × 512 tokens, and BERT-small for 100,000."
+)
+CLOSENESS_CAPTION = (
+    "Cosine of pooled embeddings to those of exact attention; top 1, top 10: how far each text's nearest neighbors "
+    "among the others are the same; untrained: the same attention in the original weights."
 )
 ERROR_CAPTION = "‖Ŝ − S‖ / ‖S‖ of attention matrices in the Frobenius norm, mean over the heads of a layer."
 
@@ -269,6 +275,30 @@ def fine_tuning(records: list[Record]) -> Section:
     return Section(title, parts, provenance(found), notes_on_presets(found), headlines=headlines)
 
 
+def distillation(records: list[Record]) -> Section:
+    title, remedy = "Distillation", "nystromformer distill --model MODEL --corpus TEXT --preset mini --out runs/distill"
+    found = results(records, "distill")
+    if not found:
+        return Section(title, remedy=remedy)
+    pictures = tuple(
+        Picture(
+            f"distillation/{name}",
+            "How closely each run follows its teacher on held-out text, against the time of one core",
+            drawing.render(f"distillation-{name}"),
+        )
+        for name, drawing in draw_distillation(records).items()
+    )
+    best = max(found, key=lambda record: record["value"])
+    text = f"cosine to exact attention of {last_part(best['config']['model'])} with {best['config']['attention']}"
+    return Section(
+        title,
+        (Part(tuple(distillation_tables(found)), pictures),),
+        provenance(found),
+        (CLOSENESS_CAPTION,),
+        headlines=(Headline(f"{best['value']:.3f}", f"{text}, on held-out text after distillation"),),
+    )
+
+
 def attention_error(records: list[Record]) -> Section:
     title, remedy = "Attention maps", "nystromformer attention-map --model MODEL --text TEXT --out runs/attention-map"
     runs: dict[str, list[Record]] = defaultdict(list)
@@ -311,6 +341,7 @@ SECTIONS: dict[str, Callable[[list[Record]], Section]] = {
     "lra": long_range_arena,
     "pretrain": pretraining,
     "finetune": fine_tuning,
+    "distill": distillation,
     "attention-map": attention_error,
 }
 """By the job whose records each shows."""

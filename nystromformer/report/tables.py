@@ -408,6 +408,49 @@ def _pretraining_row(record: Record) -> list[str]:
     ]
 
 
+def distillation_tables(records: Iterable[Record]) -> list[Table]:
+    """For each model and length: one row for each finished run and part, and what each layer bore untrained."""
+    found = results(records, "distill")
+    header = ["attention", "stages", "core-minutes", "judged on", "cosine (worst)", "untrained", "top 1", "top 10"]
+    header += ["last layer's error", "times as fast"]
+    by_model: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in found:
+        by_model[last_part(record["config"]["model"]), record["config"]["max_length"]].append(record)
+    return [
+        Table(
+            header,
+            [row for record in alike for row in _distillation_rows(record)],
+            words=("attention", "stages", "judged on"),
+            title=f"{model}, {length:,} tokens",
+        )
+        for (model, length), alike in by_model.items()
+    ]
+
+
+def _distillation_rows(record: Record) -> list[list[str]]:
+    config, speed = record["config"], record["speed"]
+    names = list(dict.fromkeys(config["layers"]))
+    attention = names[0] if len(names) == 1 else ", ".join(f"{config['layers'].count(n)} × {n}" for n in names)
+    stages = " + ".join(f"{name} {steps:,}" for name, steps in record["stages"].items())
+    common = [attention, stages, f"{record['core_seconds'] / 60:.1f}"]
+    times = f"{speed['exact'] / speed['ours']:.2f}"
+    return [
+        [*common, name, *_closeness(part), f"{part['errors'][-1]:.3f}", times] for name, part in record["parts"].items()
+    ]
+
+
+def closeness_table(parts: dict[str, Any]) -> Table:
+    """How closely a model follows another on each part."""
+    rows = [[name, part["examples"], *_closeness(part)] for name, part in parts.items()]
+    return Table(["texts", "number", "cosine (worst)", "untrained", "top 1", "top 10"], rows)
+
+
+def _closeness(part: dict[str, Any]) -> list[str]:
+    before = part["untrained"]
+    shares = [f"{part[name]:.1%}" if name in part else MISSING for name in ("top_1", "top_10")]
+    return [f"{part['cosine']:.4f} ({part['worst']:.4f})", f"{before['cosine']:.4f} ({before['worst']:.4f})", *shares]
+
+
 def attention_error_table(run: Iterable[Record]) -> Table:
     """The mean error over all heads of each layer, by attention and number of landmarks."""
     errors: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

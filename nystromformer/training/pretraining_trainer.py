@@ -95,6 +95,10 @@ class Clock(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"seconds": self.seconds}}
 
+    def noted(self) -> dict[str, float]:
+        """What records say of it."""
+        return {"seconds": round(self.seconds, 3)}
+
     def seconds_of(self, state: TrainerState) -> float:
         """The time that a checkpoint has noted, 0 at the start of a run."""
         return state.stateful_callbacks.get(type(self).__name__, Clock().state())["attributes"]["seconds"]
@@ -135,7 +139,7 @@ class RecordPretraining(Record):
         if not state.is_world_process_zero:
             return
         seconds, tokens = self.clock.seconds, state.num_input_tokens_seen
-        details = {"step": state.global_step, "seconds": round(seconds, 3), "tokens": tokens}
+        details = {"step": state.global_step, **self.clock.noted(), "tokens": tokens}
         for name, value in (metrics or {}).items():
             name = name.removeprefix("eval_")
             if name not in (*DETAILS, "epoch", "num_input_tokens_seen"):

@@ -11,6 +11,7 @@ from nystromformer.checks import check_choice
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.training import PRESETS, SIZES
+from nystromformer.training.packing import steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,12 @@ class ScoredRecipe(Recipe):
     dev_examples: int | None = None
     test_examples: int | None = None
     """At most so many are used; None is all. Test parts without labels are always predicted whole."""
+    packed: int | None = None
+    """Train on about so many tokens per step, packed without padding, in place of `batch_size` examples."""
+
+    def schedule(self, steps: int, every: int) -> dict[str, Any]:
+        whole_batches = {} if self.packed is None else {"per_device_train_batch_size": 1}
+        return super().schedule(steps, every) | whole_batches
 
     def best_by(self, metric: str) -> dict[str, Any]:
         """The fields of `TrainingArguments` that choose the model."""
@@ -203,12 +210,13 @@ class FinetuningRecipe(ScoredRecipe):
         >>> FinetuningRecipe().steps_of(3668)
         460
         """
-        return self.steps or max(1, round(self.epochs * self._per_epoch(examples)))
+        return self._steps(self._per_epoch(examples, 0))
 
-    def arguments(self, examples: int, metric: str) -> dict[str, Any]:
-        """Fields of `TrainingArguments` for a training part of so many examples."""
-        steps = self.steps_of(examples)
-        every = min(steps, max(1, self._per_epoch(examples) // self.evals_per_epoch))
+    def arguments(self, examples: int, metric: str, tokens: int = 0) -> dict[str, Any]:
+        """Fields of `TrainingArguments` for a training part of so many examples and `tokens`."""
+        per_epoch = self._per_epoch(examples, tokens)
+        steps = self._steps(per_epoch)
+        every = min(steps, max(1, per_epoch // self.evals_per_epoch))
         return {
             **self.schedule(steps, every),
             **self.best_by(metric),
@@ -216,8 +224,11 @@ class FinetuningRecipe(ScoredRecipe):
             "restore_callback_states_from_checkpoint": True,  # how long there was no better evaluation
         }
 
-    def _per_epoch(self, examples: int) -> int:
-        return -(-examples // self.batch_size)
+    def _steps(self, per_epoch: int) -> int:
+        return self.steps or max(1, round(self.epochs * per_epoch))
+
+    def _per_epoch(self, examples: int, tokens: int) -> int:
+        return -(-examples // self.batch_size) if self.packed is None else steps_per_epoch(tokens, self.packed)
 
 
 _PAPER = FinetuningRecipe()
@@ -316,3 +327,57 @@ def pretraining_recipe(preset: str, size: str | None = None) -> PretrainingRecip
         return recipe
     check_choice("--size", size, SIZES)
     return replace(recipe, size=size, steps=BASE_STEPS if (preset, size) == ("paper", "base") else recipe.steps)
+
+
+# Distillation
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationRecipe(Recipe):
+    """How a student learns to follow its teacher. The paper has no such recipe: `paper` is the long one.
+
+    >>> DISTILLATION_RECIPES["mini"].changed(steps=100).stage_steps(("layers", "model"))
+    {'layers': 40, 'model': 60}
+    >>> DISTILLATION_RECIPES["mini"].changed(steps=100).stage_steps(("model",))
+    {'model': 100}
+    """
+
+    steps: int
+    layers_share: float = 0.4
+    """Of the steps, which the first stage takes where there are two."""
+    layers_rate: float = 5e-4
+    """The highest learning rate of the first stage; `learning_rate` is the second's."""
+    warmup: float = 0.1
+    """Of each stage."""
+    eval_every: int
+    dev_examples: int = 32
+    """Held-out windows that are looked at while training."""
+    test_examples: int = 200
+    """Held-out windows, and windows of each further corpus, that the result is judged by."""
+
+    def stage_steps(self, stages: tuple[str, ...]) -> dict[str, int]:
+        if len(stages) == 1:
+            return {stages[0]: self.steps}
+        first = min(max(1, round(self.layers_share * self.steps)), self.steps - 1)
+        return {stages[0]: first, stages[1]: self.steps - first}
+
+    def arguments(self) -> dict[str, Any]:
+        """Fields of `TrainingArguments`."""
+        return {
+            **self.schedule(self.steps, self.eval_every),
+            "adam_beta2": 0.98,
+            "weight_decay": 0.0,
+            "max_grad_norm": 1.0,
+            "logging_steps": min(self.eval_every, 20),
+            "include_num_input_tokens_seen": "non_padding",
+            "ddp_find_unused_parameters": True,  # the first stage trains attention alone
+        }
+
+
+_LONG = DistillationRecipe(steps=10_000, batch_size=16, learning_rate=1e-4, max_length=512, eval_every=500)
+DISTILLATION_RECIPES: dict[str, DistillationRecipe] = {
+    "paper": _LONG.changed(test_examples=1_000, dev_examples=64),
+    "mini": _LONG.changed(steps=400, batch_size=4, eval_every=40),
+    "smoke": _LONG.changed(steps=4, batch_size=2, max_length=48, eval_every=2, dev_examples=4, test_examples=6),
+}
+"""By preset."""

@@ -19,7 +19,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PROGRAMS = ("nystromformer", "torchrun", "python", "make", "git", "cd")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 MENTION = re.compile(r"`nystromformer ([a-z][^`]*)`")
-MODELS = ("DIR", "path/to/encoder", "path/to/bert", "path/to/MiniLM", "google-bert/bert-base-uncased")
+MODELS = ("DIR", "path/to/encoder", "path/to/bert", "path/to/MiniLM", "google-bert/bert-base-uncased",
+          "sentence-transformers/all-MiniLM-L6-v2")  # fmt: skip
 
 
 def shell_commands(page: Path) -> list[str]:
