@@ -29,8 +29,8 @@ LAYERS, MODEL = STAGES = ("layers", "model")
 POOLINGS = ("mean", "first")
 """How an encoder of sentences makes one vector of its tokens'."""
 
-CONVOLUTION_RATE = 30.0
-"""Times the rate of other weights: convolutions start at zero."""
+CONVOLUTION_RATES = {LAYERS: 30.0, MODEL: 10.0}
+"""Times the rate of other weights in each stage: convolutions start at zero."""
 
 Batch = Mapping[str, Any] | Tensor
 """What the models are called with: keywords, or one tensor. `attention_mask` (b, n) says which tokens count."""
@@ -230,8 +230,11 @@ def stage_scheduler(
     """The learning rate of each group of `Distillation.parameter_groups`, for optimizers made with a rate of 1."""
 
     def rate_of(name: str) -> Any:
-        times = CONVOLUTION_RATE if name == "convolutions" else 1.0
-        return lambda step: times * stage_rates(step, steps, rates, warmup)[1]
+        def rate_at(step: int) -> float:
+            stage, rate = stage_rates(step, steps, rates, warmup)
+            return rate * CONVOLUTION_RATES[stage] if name == "convolutions" else rate
+
+        return rate_at
 
     return LambdaLR(optimizer, [rate_of(group["name"]) for group in optimizer.param_groups])
 
@@ -243,7 +246,7 @@ def distill(
     *,
     stages: Sequence[str] = STAGES,
     pooling: str | None = None,
-    learning_rate: float = 3e-4,
+    learning_rate: float = 1e-4,
     layers_rate: float = 5e-4,
     warmup: float = 0.1,
 ) -> list[float]:

@@ -337,13 +337,13 @@ class DistillationRecipe(Recipe):
     """How a student learns to follow its teacher. The paper has no such recipe: `paper` is the long one.
 
     >>> DISTILLATION_RECIPES["mini"].changed(steps=100).stage_steps(("layers", "model"))
-    {'layers': 40, 'model': 60}
+    {'layers': 25, 'model': 75}
     >>> DISTILLATION_RECIPES["mini"].changed(steps=100).stage_steps(("model",))
     {'model': 100}
     """
 
     steps: int
-    layers_share: float = 0.4
+    layers_share: float = 0.25
     """Of the steps, which the first stage takes where there are two."""
     layers_rate: float = 5e-4
     """The highest learning rate of the first stage; `learning_rate` is the second's."""
@@ -377,7 +377,7 @@ class DistillationRecipe(Recipe):
 _LONG = DistillationRecipe(steps=10_000, batch_size=16, learning_rate=1e-4, max_length=512, eval_every=500)
 DISTILLATION_RECIPES: dict[str, DistillationRecipe] = {
     "paper": _LONG.changed(test_examples=1_000, dev_examples=64),
-    "mini": _LONG.changed(steps=400, batch_size=4, eval_every=40),
+    "mini": _LONG.changed(steps=640, batch_size=2, eval_every=40),
     "smoke": _LONG.changed(steps=4, batch_size=2, max_length=48, eval_every=2, dev_examples=4, test_examples=6),
 }
 """By preset."""
