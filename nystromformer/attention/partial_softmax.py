@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from nystromformer.attention.native import MOST_COLUMNS, runs_native, thin_attention
+
 MASKED = -1e30
 """The bias of a key that must not be seen. It is finite so that a softmax over such keys alone is no 0/0; the
 log-sum-exp of that softmax is so low that its output gets the weight 0 when it is merged."""
@@ -29,6 +31,8 @@ def attention_with_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, 
     >>> torch.allclose(out, torch.softmax(0.1 * query @ key.mT, dim=-1) @ value, atol=1e-6)
     True
     """
+    if min(query.shape[2], key.shape[2]) <= MOST_COLUMNS and runs_native(query, key, value, bias):
+        return thin_attention(query, key, value, bias, scale)
     return _SoftmaxPart.apply(row_contiguous(query), row_contiguous(key), row_contiguous(value), bias, scale)
 
 
@@ -38,6 +42,11 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor
     share = torch.sigmoid(logsumexp_1 - logsumexp_2).to(out_1.dtype).unsqueeze(-1)
     # Both outputs are kept for the backward; without one the result needs no memory of its own.
     return torch.lerp(out_2, out_1, share) if out_2.requires_grad else out_2.lerp_(out_1, share)
+
+
+def merge_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """`merge`, and the log-sum-exp of both parts together."""
+    return merge(first, second), torch.logaddexp(first[1], second[1])
 
 
 class _SoftmaxPart(Function):
@@ -138,6 +147,8 @@ BLOCKS_AT_ONCE = 16
 
 def shared_part(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """`softmax_part` for blocks of queries (g, c, n, d) that all see the same `key` and `value` (c, s, d)."""
+    if key.shape[1] <= MOST_COLUMNS and runs_native(query, key, value, bias):
+        return thin_attention(query, key, value, bias, scale)
     return _BlockwisePart.apply(row_contiguous(query), row_contiguous(key), row_contiguous(value), bias, scale, None)
 
 
@@ -153,6 +164,8 @@ def window_part(
     >>> torch.allclose(out[1, 0], last, atol=1e-6)
     True
     """
+    if query.shape[2] <= MOST_COLUMNS and runs_native(query, key, value, bias):
+        return thin_attention(query, key, value, bias, scale, block=block)
     return _BlockwisePart.apply(row_contiguous(query), row_contiguous(key), row_contiguous(value), bias, scale, block)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from nystromformer.attention.common import at_least_float32, full_precision, refuse_forward_mode, shape_of
+from nystromformer.attention.native import MOST_COLUMNS, pinv, pinv_gradient, runs_native
 from nystromformer.checks import check_at_least, check_choice
 
 SCALINGS = ("matrix", "batch")
@@ -35,8 +36,12 @@ def iterative_pinv(A: Tensor, iterations: int = 6, scaling: str = "matrix") -> T
         matrices = A.reshape(-1, *A.shape[-2:])
         together = 1 if scaling == "matrix" else max(matrices.shape[0], 1)
         # A compiler makes a backward of its own from the plain steps.
-        iterate = _iterate if torch.compiler.is_compiling() else _IterativePinv.apply
-        return iterate(matrices, iterations, together)[0].reshape(*A.shape[:-2], A.shape[-1], A.shape[-2])
+        if torch.compiler.is_compiling():
+            Z = _iterate(matrices, iterations, together)[0]
+        else:
+            needs_steps = matrices.requires_grad and torch.is_grad_enabled()
+            Z = _IterativePinv.apply(matrices, iterations, together, needs_steps)[0]
+        return Z.reshape(*A.shape[:-2], A.shape[-1], A.shape[-2])
 
 
 def exact_pinv(A: Tensor) -> Tensor:
@@ -78,17 +83,23 @@ def _check_matrices(A: Tensor) -> None:
         raise ValueError(f"A has {given}: must be a floating-point tensor of matrices (..., rows, columns).")
 
 
-def _iterate(A: Tensor, iterations: int, together: int) -> tuple[Tensor, ...]:
-    """The pseudoinverses (g, c, r) of `A` (g, r, c), then what their gradient needs: five tensors about the norms, and
-    Z, Y and T of each step. `together` successive matrices share the largest norms among them."""
-    # The largest sum and its place; of equal ones, such as the rows of a softmax matrix have, any will do.
+def _norms(A: Tensor, together: int) -> tuple[Tensor, ...]:
+    """What Aᵀ is divided by for each group of `together` matrices, and its two factors, the largest of their sums of
+    columns and of rows, each followed by its place."""
     absolute = A.abs()
+    # Of equal sums, such as the rows of a softmax matrix have, any will do.
     one_norm, column = absolute.sum(1).reshape(-1, together * A.shape[2]).max(dim=1)
     inf_norm, row = absolute.sum(2).reshape(-1, together * A.shape[1]).max(dim=1)
     norms = one_norm * inf_norm
     # A zero matrix has pseudoinverse zero: any other divisor than 0 gives that, and finite gradients.
-    norms = norms.masked_fill(norms == 0, 1)
-    Z = _divided(A.mT, norms, together)
+    return norms.masked_fill(norms == 0, 1), one_norm, column, inf_norm, row
+
+
+def _iterate(A: Tensor, iterations: int, together: int) -> tuple[Tensor, ...]:
+    """The pseudoinverses (g, c, r) of `A` (g, r, c), then what their gradient needs: `_norms`, and Z, Y and T of each
+    step. `together` successive matrices share the largest norms among them."""
+    norms, *of_norms = _norms(A, together)
+    Z = A.mT / _for_each(norms, together)[:, None, None]
     steps = []
     for _ in range(iterations):
         # Each step of Horner's scheme is one fused multiply-add of matrices, without an identity matrix:
@@ -97,12 +108,19 @@ def _iterate(A: Tensor, iterations: int, together: int) -> tuple[Tensor, ...]:
         T = torch.baddbmm(Y, Y, T, beta=15, alpha=-1)  # Y (15 I − Y (7 I − Y))
         steps += [Z, Y, T]
         Z = torch.baddbmm(Z, Z, T, beta=13 / 4, alpha=-1 / 4)
-    return Z, norms, one_norm, column, inf_norm, row, *steps
+    return Z, norms, *of_norms, *steps
 
 
-def _divided(matrices: Tensor, norms: Tensor, together: int) -> Tensor:
-    """Each of `matrices` (g, r, c) by the norm of its group."""
-    return (matrices.unflatten(0, (-1, together)) / norms[:, None, None, None]).flatten(0, 1)
+def _iterate_native(A: Tensor, iterations: int, together: int, needs_steps: bool) -> tuple[Tensor, ...]:
+    """The same with all steps in one tensor, (g, iterations, 3, ...), or without them."""
+    norms, *of_norms = _norms(A, together)
+    Z, steps = pinv(A, _for_each(norms, together), iterations, needs_steps)
+    return Z, norms, *of_norms, steps
+
+
+def _for_each(norms: Tensor, together: int) -> Tensor:
+    """The norms of groups for each of their matrices, (g,)."""
+    return norms if together == 1 else norms[:, None].expand(-1, together).flatten()
 
 
 class _IterativePinv(Function):
@@ -112,44 +130,42 @@ class _IterativePinv(Function):
     """
 
     @staticmethod
-    def forward(A: Tensor, iterations: int, together: int) -> tuple[Tensor, ...]:
+    def forward(A: Tensor, iterations: int, together: int, needs_steps: bool) -> tuple[Tensor, ...]:
+        if max(A.shape[1:]) <= MOST_COLUMNS and runs_native(A):
+            return _iterate_native(A, iterations, together, needs_steps)
         return _iterate(A, iterations, together)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        A, ctx.iterations, ctx.together = inputs
+        A, ctx.iterations, ctx.together, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # which would make zeros for each of them
         ctx.save_for_backward(A, *output[1:])
 
     @staticmethod
-    def backward(ctx, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, None, None, None]:
         if grad is None:
-            return None, None, None
+            return None, None, None, None
         A, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             kept = list(_iterate(A, ctx.iterations, ctx.together))[1:]
-        return _pinv_gradient(grad, A, ctx.together, *kept), None, None
+        norms, *of_norms = kept[:5]
+        steps = kept[5:]
+        # Steps of machine code are all in one tensor.
+        gradient = pinv_gradient if len(steps) == 1 else _steps_gradient
+        grad_A, dots = gradient(grad, A, _for_each(norms, ctx.together), *steps)
+        return _with_norms(grad_A, dots, A, ctx.together, norms, *of_norms), None, None, None
 
     @staticmethod
-    def vmap(info, in_dims: tuple, A: Tensor, iterations: int, together: int) -> tuple[tuple, tuple]:
+    def vmap(info, in_dims: tuple, A: Tensor, *arguments: int) -> tuple[tuple, tuple]:
         A = A.movedim(in_dims[0], 0)
-        outputs = _IterativePinv.apply(A.flatten(0, 1), iterations, together)
+        outputs = _IterativePinv.apply(A.flatten(0, 1), *arguments)
         return tuple(x.unflatten(0, (A.shape[0], -1)) for x in outputs), (0,) * len(outputs)
 
 
-def _pinv_gradient(
-    grad: Tensor,
-    A: Tensor,
-    together: int,
-    norms: Tensor,
-    one_norm: Tensor,
-    column: Tensor,
-    inf_norm: Tensor,
-    row: Tensor,
-    *steps: Tensor,
-) -> Tensor:
-    """The gradient of `A` from that of its pseudoinverse, with what `_iterate` gave."""
+def _steps_gradient(grad: Tensor, A: Tensor, norms: Tensor, *steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `A` from that of its pseudoinverse, as if `norms` (g,) had none, and Σ A ∘ that of the first Zᵀ,
+    with what `_iterate` kept of its steps."""
     grad_A = torch.zeros_like(A)
     for last in range(len(steps), 0, -3):
         Z, Y, T = steps[last - 3 : last]
@@ -160,12 +176,26 @@ def _pinv_gradient(
         grad_Y = torch.baddbmm(grad_T, both, Y.mT, beta=15).baddbmm_(Y.mT, left)
         grad = torch.baddbmm(grad, grad, T.mT, beta=13 / 4, alpha=-1 / 4).baddbmm_(A.mT, grad_Y)
         grad_A = grad_A.baddbmm_(grad_Y, Z.mT)
-    # Z₀ = Aᵀ / norms, and norms are products of two sums of absolute values.
-    grad = grad.mT
-    less = (grad * A).reshape(-1, together * A.shape[1] * A.shape[2]).sum(1) / norms.square()
+    grad = grad.mT  # of Z₀ = Aᵀ / norms
+    return grad_A + grad / norms[:, None, None], (grad * A).sum((1, 2))
+
+
+def _with_norms(
+    grad_A: Tensor,
+    dots: Tensor,
+    A: Tensor,
+    together: int,
+    norms: Tensor,
+    one_norm: Tensor,
+    column: Tensor,
+    inf_norm: Tensor,
+    row: Tensor,
+) -> Tensor:
+    """The whole gradient of `A`: norms are products of two sums of absolute values."""
+    less = dots.reshape(-1, together).sum(1) / norms.square()
     of_columns = _at(column, less * inf_norm, together * A.shape[2]).reshape(-1, 1, A.shape[2])
     of_rows = _at(row, less * one_norm, together * A.shape[1]).reshape(-1, A.shape[1], 1)
-    return torch.addcmul(grad_A + _divided(grad, norms, together), A.sign(), of_columns + of_rows, value=-1)
+    return torch.addcmul(grad_A, A.sign(), of_columns + of_rows, value=-1)
 
 
 def _at(place: Tensor, x: Tensor, length: int) -> Tensor:

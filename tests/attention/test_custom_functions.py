@@ -5,6 +5,7 @@ shapes and dtypes for tensors without numbers, has right gradients, refuses forw
 a compiled graph.
 """
 
+import contextlib
 import importlib
 import math
 import pkgutil
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
 from nystromformer.attention.longformer import Windows
+from nystromformer.attention.native import instructions, without_native
 from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
 from nystromformer.attention.pseudoinverse import iterative_pinv
 from nystromformer.attention.skip_convolution import skip_convolution
@@ -36,7 +38,7 @@ def bias_for(query: Tensor, *shape: int) -> Tensor:
 class Case:
     """A function around one or more custom ones, and inputs that have gradients."""
 
-    uses: str
+    uses: set[str]
     run: Callable[..., Tensor | tuple[Tensor, ...]]
     inputs: tuple[Tensor, ...]
     gives_views: bool = False
@@ -44,28 +46,38 @@ class Case:
 
 CASES = {
     "a part of a softmax": Case(
-        "_SoftmaxPart",
+        {"_SoftmaxPart", "_FewQueries"},
         lambda q, k, v: attention_with_lse(q, k, v, bias_for(q, 2, 3, 1, 7), scale=0.3),
         (draw(2, 3, 5, 4), draw(2, 3, 7, 4, seed=1), draw(2, 3, 7, 4, seed=2)),
     ),
     "shared keys": Case(
-        "_BlockwisePart",
+        {"_BlockwisePart", "_FewKeys"},
         lambda q, k, v: shared_part(q, k, v, bias_for(q, 3, 2, 1, 6), scale=0.3),
         (draw(3, 2, 4, 5), draw(2, 6, 5, seed=1), draw(2, 6, 5, seed=2)),
     ),
     "windows of keys": Case(
-        "_BlockwisePart",
+        {"_BlockwisePart", "_FewQueries"},
         lambda q, k, v: window_part(q, k, v, bias_for(q, 3, 2, 1, 12), scale=0.3, block=4),
         (draw(3, 2, 4, 5), draw(20, 2, 5, seed=1), draw(20, 2, 5, seed=2)),
     ),
     "slices": Case(
-        "Windows", lambda x: Windows.apply(x, [(0, 3), (1, 5), (4, 6)]), (draw(2, 2, 6, 3),), gives_views=True
+        {"Windows"}, lambda x: Windows.apply(x, [(0, 3), (1, 5), (4, 6)]), (draw(2, 2, 6, 3),), gives_views=True
     ),
-    "pseudoinverse": Case("_IterativePinv", lambda A: iterative_pinv(torch.softmax(A, -1), 3), (draw(2, 3, 5, 5),)),
+    "pseudoinverse": Case({"_IterativePinv"}, lambda A: iterative_pinv(torch.softmax(A, -1), 3), (draw(2, 3, 5, 5),)),
     "convolution": Case(
-        "_SkipConvolution", skip_convolution, (draw(2, 3, 40, 4), draw(3, 5, seed=1))
+        {"_SkipConvolution"}, skip_convolution, (draw(2, 3, 40, 4), draw(3, 5, seed=1))
     ),
 }  # fmt: skip
+
+
+@pytest.fixture(params=["native", "PyTorch"], autouse=True)
+def path(request):
+    """Both ways to compute the same, where this machine has both."""
+    if request.param == "native" and instructions().startswith("none"):
+        pytest.skip(instructions())
+    with without_native() if request.param == "PyTorch" else contextlib.nullcontext():
+        yield
+
 
 every_case = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 
@@ -73,8 +85,11 @@ every_case = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASE
 def custom_functions() -> set[str]:
     """The names of all custom functions in the folder."""
     found = set()
-    for module in pkgutil.iter_modules(nystromformer.attention.__path__):
-        members = vars(importlib.import_module(f"nystromformer.attention.{module.name}")).values()
+    folder = nystromformer.attention
+    for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+        if module.name.endswith("._kernels"):  # the library, which only looks like a module of Python's
+            continue
+        members = vars(importlib.import_module(module.name)).values()
         found |= {x.__name__ for x in members if isinstance(x, type) and issubclass(x, Function) and x is not Function}
     return found
 
@@ -87,7 +102,7 @@ def outputs_and_gradients(run: Callable, inputs: tuple[Tensor, ...]) -> tuple[li
 
 
 def test_every_custom_function_has_a_case():
-    assert {case.uses for case in CASES.values()} == custom_functions()
+    assert set.union(*(case.uses for case in CASES.values())) == custom_functions()
 
 
 @every_case
@@ -155,7 +170,7 @@ def test_this_file_would_notice_a_wrong_function():
         def backward(ctx, grad: Tensor) -> Tensor:
             return grad
 
-    case = Case("Wrong", Wrong.apply, (draw(3),))
+    case = Case({"Wrong"}, Wrong.apply, (draw(3),))
     with pytest.raises(AssertionError):
         test_inputs_are_left_as_they_are_and_outputs_have_memory_of_their_own(case)
     with pytest.raises((RuntimeError, AssertionError)):

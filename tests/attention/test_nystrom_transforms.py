@@ -89,5 +89,5 @@ def test_a_second_derivative_is_refused_clearly():
     inputs = [x.requires_grad_() for x in tensors()]
     out = nystrom_attention(*inputs, num_landmarks=16)
     (first,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match=r"derivative .* not implemented"):
+    with pytest.raises(RuntimeError, match=r"derivative .* not implemented|once_differentiable"):
         first.sum().backward()

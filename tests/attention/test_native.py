@@ -1,0 +1,207 @@
+"""Machine code of our own: right for every instruction set, size, layout and thread, and absent without a trace."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from drawn import draw
+
+from nystromformer import build_attention, nystrom_attention
+from nystromformer.attention import native
+from nystromformer.attention.native import library, pinv, pinv_gradient, thin_attention
+
+pytestmark = pytest.mark.skipif(native.instructions().startswith("none"), reason=native.instructions())
+SIZES = [(100, 7, 5, 3), (7, 100, 3, 5), (1, 1, 1, 1), (49, 130, 20, 40), (2100, 33, 64, 64), (33, 2100, 64, 64)]
+"""Queries, keys, their width, that of values: few keys and few queries, more than an item of work, parts of vectors."""
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+@pytest.fixture(params=["avx512", "avx2", "baseline"])
+def instructions(request, monkeypatch):
+    """Every set that this processor has."""
+    has = torch.backends.cpu.get_cpu_capability()
+    fewer = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}.get(has, ("baseline",))
+    if request.param not in fewer:
+        pytest.skip(f"this processor has {has}")
+    monkeypatch.setattr(library, "_set", request.param)
+
+
+def dense(query, key, value, bias, scale):
+    logits = scale * query @ key.mT + bias
+    return torch.softmax(logits, -1) @ value, torch.logsumexp(logits, -1)
+
+
+def in_rows(x):
+    """The layout of projections."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def with_gradients(function, inputs, upstream):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outputs_logsumexps_and_gradients_are_the_dense_ones(instructions, sizes, dtype):
+    n, s, d, e = sizes
+    inputs = [in_rows(draw(2, 3, *shape, seed=i)) for i, shape in enumerate([(n, d), (s, d), (s, e)])]
+    bias = draw(2, 1, 1, s, seed=4).masked_fill(torch.arange(s) % 5 == 1, -torch.inf)
+    upstream = in_rows(draw(2, 3, n, e, seed=5)), draw(2, 3, n, seed=6)
+    expected = with_gradients(lambda *x: dense(*x, bias, 0.3), inputs, upstream)
+    inputs, upstream = [x.to(dtype) for x in inputs], [x.to(dtype) for x in upstream]
+    found = with_gradients(lambda *x: thin_attention(*x, bias.to(dtype), 0.3), inputs, upstream)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=TOLERANCES[dtype] * theirs.abs().max().item())
+
+
+def test_scattered_and_repeated_inputs_are_read_as_they_are(instructions):
+    query, key, value = (draw(2, 3, 20, 6, seed=i) for i in range(3))
+    expected = dense(query, key, value, 0, 0.5)[0]
+    scattered = [x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0) for x in (query, key, value)]
+    torch.testing.assert_close(thin_attention(*scattered, None, 0.5)[0], expected)
+    one_key = thin_attention(query, key[:, :, :1].expand(-1, -1, 20, -1), value, None, 0.5)[0]
+    torch.testing.assert_close(one_key, value.mean(2, keepdim=True).expand_as(one_key))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 33), (1, 1, 5), (2, 64, 64)], ids=str)
+def test_pseudoinverses_and_gradients_are_those_of_the_steps(instructions, shape):
+    A = torch.softmax(3 * draw(*shape), -1).requires_grad_()
+    norms, grad = draw(shape[0], seed=1).abs() + 2, draw(shape[0], shape[2], shape[1], seed=2)
+    first = Z = (A.mT / norms[:, None, None]).detach().requires_grad_()
+    for _ in range(4):
+        Y = A @ Z
+        Z = 0.25 * (13 * Z - Z @ (15 * Y - Y @ (7 * Y - Y @ Y)))
+    ours, steps = pinv(A.detach(), norms, 4, True)
+    torch.testing.assert_close(ours, Z)
+    torch.testing.assert_close(pinv(A.detach(), norms, 4, False)[0], ours, rtol=0, atol=0)
+    grad_A, grad_first = torch.autograd.grad(Z, (A, first), grad)
+    found, dots = pinv_gradient(grad, A.detach(), norms, steps)
+    torch.testing.assert_close(found, grad_A + grad_first.mT / norms[:, None, None])
+    torch.testing.assert_close(dots, (grad_first.mT * A).sum((1, 2)))
+
+
+def results(name, threads, dtype=torch.float32, mask=None, batch=2):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        attention = build_attention(name, num_heads=3, head_dim=16, num_landmarks=16).to(dtype)
+        leaves = [in_rows(draw(2, 3, 1500, 16, seed=i, dtype=dtype))[:batch].requires_grad_() for i in range(3)]
+        out = attention(*leaves, mask)
+        return [out, *torch.autograd.grad(out, [*leaves, *attention.parameters()], torch.ones_like(out).cumsum(2))]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["nystrom", "nystrom-local"])
+def test_results_do_not_depend_on_threads_or_neighbors(name):
+    """Bit by bit for threads, wherever only our own code runs on several; a batch changes what PyTorch's code does."""
+    one, two = results(name, 1), results(name, 2)
+    for first, second in zip(one, two, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5 * first.abs().max().item())
+    alone = results(name, 1, batch=1)
+    for first, second in zip(one[:4], alone[:4], strict=True):
+        torch.testing.assert_close(first[:1], second, rtol=1e-5, atol=1e-5 * first.abs().max().item())
+
+
+@pytest.mark.parametrize("few_keys", [True, False])
+def test_threads_change_no_bit(few_keys):
+    many, few = (in_rows(draw(2, 3, n, 20, seed=n, dtype=torch.float32)) for n in (5000, 40))
+    query, key = (many, few) if few_keys else (few, many)
+    upstream = (torch.ones_like(query).cumsum(-1),)
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(with_gradients(lambda *x: thin_attention(*x, None, 0.2)[:1], (query, key, key), upstream))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["nystrom", "nystrom-local"])
+def test_both_paths_give_the_same(name):
+    mask = torch.arange(1500) < torch.tensor([[1500], [900]])
+    ours = results(name, 1, torch.float64, mask)
+    with native.without_native():
+        theirs = results(name, 1, torch.float64, mask)
+    for first, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-9 * max(1, second.abs().max().item()))
+
+
+def test_a_wrong_number_stays_where_it_belongs():
+    query, key, value = (draw(1, 2, 300, 8, seed=i, dtype=torch.float32) for i in range(3))
+    query[0, 0, 7] = torch.nan
+    out = thin_attention(query, key[:, :, :16], value[:, :, :16], None, 0.3)[0]
+    assert out[0, 0, 7].isnan().all()
+    assert out.isnan().sum() == 8
+
+
+def run(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_forked_process_computes_the_same():
+    code = """
+import os, torch
+from nystromformer import nystrom_attention
+torch.set_num_threads(2)
+x = torch.randn(1, 4, 3000, 16)
+first = nystrom_attention(x, x, x, num_landmarks=16)
+torch.set_num_threads(2)
+child = os.fork()
+if child == 0:
+    from nystromformer.attention.native import thin_attention
+    out = thin_attention(x, x[:, :, :16], x[:, :, :16], None, 0.25)[0]
+    os._exit(0 if out.isfinite().all() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run(code, OMP_NUM_THREADS="2") == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment, said",
+    [({"NYSTROMFORMER_NATIVE": "0"}, "none: NYSTROMFORMER_NATIVE=0 in the environment"),
+     ({"ATEN_CPU_CAPABILITY": "default", "NYSTROMFORMER_NATIVE": "1"}, "baseline")],
+)  # fmt: skip
+def test_the_environment_chooses(environment, said):
+    code = """
+import torch
+from nystromformer import nystrom_attention
+from nystromformer.attention.native import instructions
+x = torch.randn(1, 2, 100, 8, requires_grad=True)
+nystrom_attention(x, x, x, num_landmarks=8).sum().backward()
+assert x.grad.isfinite().all()
+print(instructions())
+"""
+    assert run(code, **environment) == said
+
+
+def test_what_machine_code_can_not_take_goes_the_other_way():
+    x = draw(3)
+    assert native.runs_native(x, x)
+    assert not native.runs_native(x.half())
+    assert not native.runs_native(x, x.float())
+    assert not native.runs_native(x.to("meta"))
+    assert not torch.func.vmap(lambda x: torch.tensor(native.runs_native(x)))(x).any()
+
+
+@pytest.mark.slow
+def test_a_compiled_graph_holds_the_operators():
+    torch._dynamo.reset()
+    inputs = [draw(1, 2, 200, 8, seed=i, dtype=torch.float32) for i in range(3)]
+    function = lambda *x: nystrom_attention(*x, num_landmarks=16)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    upstream = torch.ones_like(inputs[0])
+    eager, graph = (with_gradients(lambda *x, f=f: (f(*x),), inputs, upstream) for f in (function, compiled))
+    for first, second in zip(eager, graph, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
