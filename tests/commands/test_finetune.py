@@ -1,14 +1,12 @@
 """`nystromformer finetune` on the command line."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import transformers
+from forked import COMMAND, launch
 from glue_files import sentence, write_imdb, write_official
 from safetensors.torch import load_file
 from small_bert import SIZES, write_bert, write_tokenizer
@@ -297,18 +295,9 @@ def test_help_shows_an_example(capsys):
 
 @pytest.mark.slow
 def test_two_processes_score_the_whole_part(bert, data, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["finetune", "sst2", "--model", bert, "--data", data, "--out", tmp_path / "run", "--preset", "smoke"]
-    launch = "from nystromformer.cli import entry; entry()"
-    script = tmp_path / "launch.py"
-    script.write_text(launch)
-    done = subprocess.run(
-        [*command, script, *map(str, options), "--predict", "--dev-examples", "7"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    options = ["finetune", "sst2", "--model", bert, "--data", data, "--out", "run", "--preset", "smoke"]
+    done = launch(COMMAND, [*options, "--predict", "--dev-examples", "7"], tmp_path, processes=2)
+    assert done.codes == [0, 0], done.err
     (record,) = scores_of(tmp_path / "run")
     assert record["scored_examples"] == {"dev": 7}
     assert len((tmp_path / "run" / "predictions" / "SST-2.tsv").read_text().splitlines()) == 6

@@ -3,13 +3,12 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from corpora import VOCABULARY, texts, write_json_lines, write_vocabulary
+from forked import COMMAND, start
 from safetensors.torch import load_file
 from training_runs import Killed
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
@@ -217,25 +216,16 @@ def test_a_killed_process_goes_on_to_the_same_weights(command, tmp_path):
     more = ("--steps", 12, "--set", "dataloader_num_workers=2")
     assert main(command(*more, out="whole")) == 0
     arguments = command(*more)
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from nystromformer.cli import main; sys.exit(main(sys.argv[1:]))",
-            *arguments,
-        ],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    (process,) = start(COMMAND, arguments, tmp_path)
     try:
         for _ in range(6000):
-            if list((tmp_path / "run").glob("checkpoint-[4-9]")) or process.poll() is not None:
+            if list((tmp_path / "run").glob("checkpoint-[4-9]")) or not process.is_alive():
                 break
             time.sleep(0.05)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "run" / "model").exists()
     assert main([*arguments, "--resume"]) == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "run")

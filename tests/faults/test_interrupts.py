@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forked import COMMAND, launch
 from safetensors.torch import load_file
 
 from nystromformer.cli import main
@@ -228,32 +229,21 @@ def step(self, *given, **named):
         os.kill(os.getpid(), signal.SIGTERM)
     return original(self, *given, **named)
 
-if "--resume" not in sys.argv:
-    ExactTrainer.training_step = step
-sys.argv = ["nystromformer", *sys.argv[1:]]
+ExactTrainer.training_step = step
 entry()
 """
 
 
 @pytest.mark.slow
 def test_all_processes_agree_on_the_step_when_one_is_signalled(data, tmp_path):
-    script = tmp_path / "signalled.py"
-    script.write_text(SIGNALLED)
-
-    def launch(*more: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
-             *arguments(data, tmp_path / "run", *more)],
-            capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
-    stopped = launch()
-    assert "stopped after step 3 of 10; resume with: nystromformer lra" in stopped.stderr
-    assert "(by torchrun, with 2 processes as before)" in stopped.stderr
-    assert "exitcode  : 143" in stopped.stderr, "which torchrun tells"
+    given = arguments(data, tmp_path / "run")
+    stopped = launch(SIGNALLED, given, tmp_path, processes=2)
+    assert stopped.codes == [143, 143], stopped.err
+    assert stopped.err.count("stopped after step 3 of 10; resume with: nystromformer lra") == 1
+    assert "(by torchrun, with 2 processes as before)" in stopped.err
     assert steps_saved(tmp_path / "run") == [3]
-    resumed = launch("--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = launch(COMMAND, [*given, "--resume"], tmp_path, processes=2)
+    assert resumed.codes == [0, 0], resumed.err
 
 
 @pytest.mark.faults

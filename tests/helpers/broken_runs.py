@@ -259,5 +259,9 @@ def broken(code: int, mode: str, printed: str) -> str | None:
     return f"a full disk ends it with {code}: {printed[-500:]}"
 
 
+def print_all(job: str, folder: str, points: str) -> None:
+    print(json.dumps(try_all(job, Path(folder), int(points)), indent=1))
+
+
 if __name__ == "__main__":
-    print(json.dumps(try_all(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])), indent=1))
+    print_all(*sys.argv[1:])

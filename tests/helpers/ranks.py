@@ -1,6 +1,5 @@
 """Runs functions on several ranks: gloo on loopback, in processes forked from one server that has imported torch."""
 
-import multiprocessing
 import os
 import socket
 import struct
@@ -13,10 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked import SERVER
 
 TIMEOUT = 60.0
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["nystromformer.distributed.encoder"])
 
 
 def start_on_ranks(
@@ -25,7 +23,7 @@ def start_on_ranks(
     """Processes that run `function(*args)` in one group. What it returns goes to the file result-RANK, an error to
     failure-RANK, and its traceback to errors-RANK."""
     processes = [
-        _server.Process(target=_run, args=(function, rank, ranks, folder, args, timeout), daemon=True)
+        SERVER.Process(target=_run, args=(function, rank, ranks, folder, args, timeout), daemon=True)
         for rank in range(ranks)
     ]
     for process in processes:

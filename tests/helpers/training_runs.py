@@ -1,6 +1,5 @@
-"""A small training run that can be killed; as a script for torchrun: a whole run and a killed one."""
+"""A small training run that can be killed."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,7 +40,11 @@ class KillAt(TrainerCallback):
 
 
 def make_trainer(
-    out: Path, kill_at: int | None = None, attention: str = "nystrom-4", **settings: object
+    out: Path,
+    kill_at: int | None = None,
+    attention: str = "nystrom-4",
+    packed: int | None = None,
+    **settings: object,
 ) -> ExactTrainer:
     set_seed(5)
     model = NystromformerForLongRangeArena(
@@ -57,7 +60,7 @@ def make_trainer(
         "metric_for_best_model": "accuracy",
         "learning_rate": 1e-3,
         "warmup_steps": 4,
-        "per_device_train_batch_size": 8,
+        "per_device_train_batch_size": 8 if packed is None else 1,
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
@@ -75,13 +78,15 @@ def make_trainer(
         compute_metrics=metric_function(("accuracy",)),
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
         callbacks=[KillAt(kill_at)],
+        packed=packed,
     )
 
 
-if __name__ == "__main__":
-    folder, settings = Path(sys.argv[1]), {"per_device_train_batch_size": 4}  # two processes: 9 steps an epoch, too
-    train(make_trainer(folder / "whole", **settings))
+def whole_and_killed(folder: str) -> None:
+    """On two processes: a whole run, and one that is killed and resumed."""
+    out, settings = Path(folder), {"per_device_train_batch_size": 4}  # 9 steps per epoch, as with one process
+    train(make_trainer(out / "whole", **settings))
     with suppress(Killed):
-        train(make_trainer(folder / "killed", kill_at=13, **settings))
-    train(make_trainer(folder / "killed", **settings))
+        train(make_trainer(out / "killed", kill_at=13, **settings))
+    train(make_trainer(out / "killed", **settings))
     dist.destroy_process_group()

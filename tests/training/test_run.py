@@ -1,13 +1,11 @@
 """A killed and resumed run has the weights of one that was never interrupted, to the bit."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import training_runs
+from forked import launch
 from safetensors.torch import load_file
 from training_runs import Killed, make_trainer
 
@@ -168,10 +166,7 @@ def test_the_best_model_is_the_one_left_even_between_regular_checkpoints(tmp_pat
 @pytest.mark.slow
 def test_resuming_is_exact_on_two_processes(tmp_path):
     """Killed within the second epoch, where an order that lost its epoch would show."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, training_runs.__file__, str(tmp_path)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    code = "import sys; from training_runs import whole_and_killed; whole_and_killed(sys.argv[1])"
+    done = launch(code, [tmp_path], tmp_path, processes=2)
+    assert done.codes == [0, 0], done.err
     assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
