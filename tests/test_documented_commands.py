@@ -33,6 +33,8 @@ from nystromformer.cli import UsageError, main
 RUN = {
     "nystromformer attention-map --model path/to/encoder --text article.txt --landmarks 16,64,256 --out runs/map": "",
     "nystromformer convert path/to/bert runs/long-bert --max-length 4096": "",
+    "nystromformer convert path/to/bert runs/own": "",
+    "nystromformer lra listops --packed 33000 --preset mini --out runs/listops-packed": "--preset smoke",
     "nystromformer finetune sst2,rte --model DIR --data glue/ --preset mini --out runs/two": "--preset smoke",
     "nystromformer lra listops --attention nystrom-64 --preset mini --out runs/listops": "--preset smoke",
     "nystromformer lra-data listops --out data/listops --train 96000 --seed 0": "--preset smoke --train 16",

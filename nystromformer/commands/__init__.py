@@ -101,6 +101,10 @@ def _short(given: object) -> str:
 
 Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
 Seeds = Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")]
+Packed = Annotated[
+    int | None,
+    whole_number("Train on about so many tokens per step, packed without padding, in place of --batch-size examples."),
+]
 TrainingDtype = Annotated[str, choice("Precision of training.", *DTYPES)]
 Dtype = Annotated[str, choice("Precision of the model.", "float32", "float16", "bfloat16", "float64")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, Seeds, new_folder, number, training_command, whole_number
+from nystromformer.commands import LONGEST, Packed, Seeds, new_folder, number, training_command, whole_number
 from nystromformer.errors import user_input
 
 
@@ -41,6 +41,7 @@ def finetune(
     ] = False,
     epochs: Annotated[float | None, number("Times through the training part.", 0.001, 100_000)] = None,
     steps: Annotated[int | None, whole_number("Training steps, in place of epochs.")] = None,
+    packed: Packed = None,
     learning_rate: Annotated[float | None, number("The highest, after the warm-up.", 1e-12, 100)] = None,
     max_length: Annotated[
         int | None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, Seeds, choice, new_folder, number, training_command, whole_number
+from nystromformer.commands import LONGEST, Packed, Seeds, choice, new_folder, number, training_command, whole_number
 from nystromformer.errors import user_input
 from nystromformer.training import DTYPES
 
@@ -38,6 +38,7 @@ def lra(
     from_run: Annotated[
         str, typer.Option("--from", help="Start from the self-pretraining of this run, as with other seeds.")
     ] = "",
+    packed: Packed = None,
     attention_dropout: Annotated[float | None, number("Of the attention matrix, in `standard`.", 0, 0.99)] = None,
     dtype: Annotated[str | None, choice("Precision of training. [default: the preset's]", *DTYPES)] = None,
     legacy: Annotated[bool, switch("legacy", "All of the following.")] = False,

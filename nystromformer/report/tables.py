@@ -201,6 +201,11 @@ def _lra_accuracies(found: list[Record], preset: str) -> Table:
     return Table(["attention", *tasks, "average"], rows, highlight, title=title)
 
 
+def _batch(config: Record) -> str | int:
+    """Of a training step: examples, or tokens that are packed."""
+    return f"{config['packed']:,} tokens" if config.get("packed") else config["batch_size"]
+
+
 def _lra_runs(found: list[Record]) -> Table:
     """Steps, examples and departures of the runs; one row for all runs of a task that are alike."""
     runs: dict[tuple, list[Record]] = defaultdict(list)
@@ -212,7 +217,7 @@ def _lra_runs(found: list[Record]) -> Table:
         key = (
             config["task"],
             f"{record['step']:,}",
-            config["batch_size"],
+            _batch(config),
             f"{record['examples_seen']:,}",
             f"{record['train_examples']:,}",
             f"{record['test_examples']:,}",
@@ -344,7 +349,7 @@ def _finetune_runs(found: list[Record]) -> Table:
             f"{record['train_examples']:,}",
             f"{record['scored_examples'].get(record['part'], 0):,} ({record['part']})",
             f"{record['step']:,}",
-            config["batch_size"],
+            _batch(config),
             f"{config['learning_rate']:g}" + (" (best of a search)" if config["search"] else ""),
             config["max_length"],
             f"{record['mean_length']:g}",

@@ -67,7 +67,8 @@ class FinetuningCell(Cell[FinetuningData]):
     def defaults(self, data: FinetuningData | None) -> dict[str, Any]:
         if data is None:
             return self.recipe.arguments(1, metrics_of(self.task, False)[0])
-        return self.recipe.arguments(len(data.train), metrics_of(self.task, data.is_regression)[0])
+        metric, tokens = metrics_of(self.task, data.is_regression)[0], int(data.train.tokens.sum())
+        return self.recipe.arguments(len(data.train), metric, tokens)
 
     def trainer(
         self, data: FinetuningData, arguments: TrainingArguments, callbacks: list[TrainerCallback]
@@ -91,6 +92,7 @@ class FinetuningCell(Cell[FinetuningData]):
             compute_metrics=metric_function(metrics_of(self.task, data.is_regression)),
             preprocess_logits_for_metrics=numbers_of if data.is_regression else classes_of,
             callbacks=callbacks + ([EarlyStoppingCallback(patience)] if patience else []),
+            packed=self.recipe.packed,
         )
         if patience:
             end_where_stopped(trainer, patience)
@@ -145,6 +147,11 @@ class FinetuningSweep(Sweep[FinetuningCell, FinetuningData]):
             )
         if self.text_column and not self.data:
             raise ValueError(f"TASK {CUSTOM}: needs --data, a file or a folder with train.csv or the like.")
+        if "packed" in self.changes and not self.source.is_own:
+            raise ValueError(
+                f"--packed with {self.model}: its own head pools a whole row of tokens, not each sequence in it; "
+                f"convert it with `nystromformer convert {self.model} DST`, and give DST."
+            )
         for attention in self.attentions:
             check_attention(self.source, attention, self.conv_kernel_size)
         if "max_length" in self.changes:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nystromformer.attention.varlen import lengths_to_offsets
 from nystromformer.data.glue import Texts, TextSplits
 from nystromformer.progress import count_bar
 from nystromformer.training.recipes import FinetuningRecipe
@@ -32,6 +33,11 @@ class TokenizedTexts:
     def lengths(self) -> np.ndarray:
         return np.array([len(ids) for ids in self.ids])
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """How many tokens each text has; of a pair, both together, as it is one sequence."""
+        return self.lengths
+
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         return self.batch([position])
 
@@ -47,6 +53,17 @@ class TokenizedTexts:
         }
         if self.types is not None:
             found["token_type_ids"] = _padded([self.types[position] for position in positions], 0)
+        if self.labels is not None:
+            found["labels"] = torch.from_numpy(self.labels[np.asarray(positions)])
+        return found
+
+    def packed(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """The same texts in one row (1, n), with `cu_seq_lens_q` where each begins and the last one ends."""
+        row = lambda texts: torch.from_numpy(np.concatenate([texts[position] for position in positions])).long()[None]
+        lengths = torch.tensor([len(self.ids[position]) for position in positions])
+        found = {"input_ids": row(self.ids), "cu_seq_lens_q": lengths_to_offsets(lengths)}
+        if self.types is not None:
+            found["token_type_ids"] = row(self.types)
         if self.labels is not None:
             found["labels"] = torch.from_numpy(self.labels[np.asarray(positions)])
         return found

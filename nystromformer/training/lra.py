@@ -130,6 +130,7 @@ class LraCell(Cell[Splits]):
             preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1),
             callbacks=[Clock(), *callbacks],
             scheduler=partial(one_cycle, warmup=arguments.warmup_steps) if self.legacy.one_cycle else None,
+            packed=self.recipe.packed,
         )
 
     def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, Any]]:
@@ -159,6 +160,9 @@ class LraSweep(Sweep[LraCell, Splits]):
             raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
         if self.from_run and "self_pretrain" in self.changes:
             raise ValueError("--from with --self-pretrain: the run has been pretrained already; give one of them.")
+        if "packed" in self.changes and ("self_pretrain" in self.changes or self.legacy.padding_id):
+            other = "--legacy-padding-id" if self.legacy.padding_id else "--self-pretrain"
+            raise ValueError(f"--packed with {other}: packed sequences have no padding and no mask; leave one out.")
         for cell in self.cells:
             cell.model_config()  # with a position table, which some attentions need
             if cell.shared is not None:

@@ -60,7 +60,11 @@ class MaskedTrainer(ExactTrainer):
 
 def cost(trainer: ExactTrainer, train: Examples, batch_size: int) -> dict[str, Any]:
     """The tokens that were trained on, and the time for that alone."""
-    tokens = tokens_seen(trainer.state.global_step, batch_size, train.lengths, train.tokens, trainer.args.data_seed)
+    steps = trainer.state.global_step
+    if trainer.packing is None:
+        tokens = tokens_seen(steps, batch_size, train.lengths, train.tokens, trainer.args.data_seed)
+    else:
+        _, tokens = trainer.packing.seen(steps)
     clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
     seconds = clock.seconds or clock.seconds_of(trainer.state)  # one killed after its last step does not train any more
     speed = round(tokens / max(seconds, 1e-9), 1)

@@ -7,7 +7,7 @@ job says in its own file what a cell is made of: its data, its trainer and its s
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,6 +21,8 @@ from nystromformer.report.table import Table, print_tables, tables_markdown
 from nystromformer.training import SAVE_SECONDS
 from nystromformer.training.arguments import Run, TrainingOptions
 from nystromformer.training.callbacks import Curves, Record, ShowProgress
+from nystromformer.training.packing import packed_order
+from nystromformer.training.recipes import ScoredRecipe
 from nystromformer.training.run import check_folder, finished, run_to_end
 from nystromformer.training.trainer import ExactTrainer, examples_seen
 
@@ -29,6 +31,9 @@ TABLE = "table.md"
 
 class Data(Protocol):
     """What cells of one task read."""
+
+    @property
+    def train(self) -> Any: ...
 
     def fingerprint(self) -> str: ...
 
@@ -41,6 +46,7 @@ C = TypeVar("C", bound="Cell")
 class Cell(Run, ABC, Generic[D]):
     """One run of a sweep."""
 
+    recipe: ScoredRecipe
     task: str
 
     @property
@@ -66,6 +72,11 @@ class Cell(Run, ABC, Generic[D]):
     def defaults(self, data: D | None) -> dict[str, Any]:
         """The recipe's fields of `TrainingArguments`."""
 
+    def check(self, data: D, arguments: TrainingArguments) -> None:
+        """Raise `ValueError` for data that can't be trained on as it is asked for."""
+        if self.recipe.packed is not None:
+            packed_order(data.train, self.recipe.packed, arguments)
+
     def prepare(self, data: D, out: Path, device: str, *, resume: bool, save_seconds: float) -> None:
         """Whatever has to be there before it is trained, such as weights to start from. Nothing by default."""
 
@@ -85,6 +96,7 @@ def run_cell(
     cell.prepare(data, out, device, resume=resume, save_seconds=save_seconds)
     with user_input():
         arguments = cell.arguments(out, device, data)
+        cell.check(data, arguments)
 
     def make_trainer(recorder: Recorder) -> ExactTrainer:
         title = f"{cell.task} {cell.variant} seed {cell.seed}"
@@ -93,11 +105,12 @@ def run_cell(
 
     def measure(trainer: ExactTrainer) -> tuple[float, dict[str, Any]]:
         value, details = cell.score(trainer, data)
-        steps, examples = trainer.state.global_step, len(trainer.train_dataset)
+        steps, examples, packing = trainer.state.global_step, len(trainer.train_dataset), trainer.packing
+        in_batches = partial(examples_seen, batch_size=cell.recipe.batch_size, examples=examples)
         return value, {
             "step": steps,
             "best_step": trainer.state.best_global_step,
-            "examples_seen": examples_seen(steps, cell.recipe.batch_size, examples),
+            "examples_seen": in_batches(steps) if packing is None else packing.seen(steps)[0],
             "train_examples": examples,
             "parameters": trainer.model.num_parameters(),
             **details,

@@ -30,6 +30,7 @@ from nystromformer.training.checkpoints import (
     steps_saved,
 )
 from nystromformer.training.interrupts import leave_to_their_parent
+from nystromformer.training.packing import PackedBatches, PackedOrder, packed_order
 
 STATE = "training_state.safetensors"
 """Optimizer, schedule and gradient scaler."""
@@ -128,18 +129,29 @@ class EpochSetter(TrainerCallback):
 class ExactTrainer(Trainer):
     """Trainer for data sets with `lengths`.
 
-    - Batches are grouped by length; which examples they hold is a function of (seed, epoch) alone.
+    - Batches are grouped by length, or packed with about `packed` tokens per step where that is given; which examples
+      they hold is a function of (seed, epoch) alone.
     - A checkpoint is whole or absent and carries checksums, as safetensors and JSON without pickle. The last two and
       the best one are kept. Where the disk has no room for one, training goes on, unless it is the best one.
     - `scheduler(optimizer, steps)` may make the schedule of the learning rate.
     """
 
+    train_dataset: Any
+
     def __init__(
-        self, *args: Any, scheduler: Callable[[Optimizer, int], LRScheduler] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        packed: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.order: GroupedByLength | None = None
+        self.order: GroupedByLength | PackedOrder | None = None
         self.make_scheduler = scheduler
         super().__init__(*args, **kwargs)
+        self.packing: PackedOrder | None = None
+        if packed is not None:
+            self.packing = packed_order(self.train_dataset, packed, self.args)
+            self.train_dataset = PackedBatches(self.train_dataset)
         # Trainer takes any model with **kwargs for one that divides its loss by `num_items_in_batch`. Transformers'
         # classifiers do not, and their gradients would grow with processes and accumulation steps.
         self.model_accepts_loss_kwargs = getattr(
@@ -150,6 +162,9 @@ class ExactTrainer(Trainer):
         self.add_callback(EpochSetter(self))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.packing is not None:
+            self.order = self.packing
+            return self.order
         dataset = self.train_dataset if train_dataset is None else train_dataset
         # Consecutive batches go to different processes and accumulation steps: all of a step have similar lengths.
         together = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps

@@ -191,6 +191,21 @@ def test_a_killed_run_goes_on_to_the_same_weights(bert, data, tmp_path, monkeypa
     assert (one["step"] < 14) == ("--patience" in more)
 
 
+def test_packed_batches_train_our_own_models_and_others_are_refused(bert, data, tmp_path, capsys):
+    own = tmp_path / "own"
+    assert main(["convert", str(bert), str(own)]) == 0
+    assert smoke("sst2", own, data, tmp_path / "run", "--packed", 64) == 0
+    (found,) = scores_of(tmp_path / "run")
+    assert found["config"]["packed"] == 64
+    assert "64 tokens" in markdown_of([found])
+    message = refusal(
+        capsys, "sst2", "--model", bert, "--data", data, "--out", tmp_path / "no", "--preset", "smoke", "--packed", 64
+    )
+    assert "its own head pools a whole row of tokens" in message
+    assert "nystromformer convert" in message
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, tmp_path, monkeypatch):
     def killed(*_):
         raise Killed

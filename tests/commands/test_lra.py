@@ -139,6 +139,15 @@ def test_a_killed_run_goes_on_and_its_records_tell_each_step_once(data, tmp_path
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("task", ["listops", "retrieval"])
+def test_packed_batches_have_so_many_tokens_and_are_noted(task, data, tmp_path):
+    assert smoke(task, data, tmp_path / "run", "--packed", 200) == 0
+    (record,) = results(tmp_path / "run")
+    assert record["config"]["packed"] == 200
+    assert 4 * 150 <= record["tokens"] <= 4 * 250
+    assert "200 tokens" in (tmp_path / "run" / "table.md").read_text()
+
+
 def killed_at(call, training_step):
     calls = []
 
@@ -229,6 +238,9 @@ BAD = [
     (["listops", "--set", "save_steps=3", "--set", "eval_steps=2"], "not a round multiple of 2"),
     (["listops", "--data", "nowhere/at/all"], "nowhere/at/all: no such folder"),
     (["listops", "--legacy-no-seed", "--resume"], "--legacy-no-seed with --resume"),
+    (["listops", "--packed", "20"], "--packed 20: must be at least"),
+    (["listops", "--packed", "500", "--self-pretrain", "2"], "--packed with --self-pretrain"),
+    (["listops", "--packed", "500", "--legacy-padding-id"], "--packed with --legacy-padding-id"),
     (["listops", "--legacy-drop-last", "--batch-size", "32"], "make no full batch of 32"),
 ]
 

@@ -124,6 +124,26 @@ class Examples(torch.utils.data.Dataset):
             batch["attention_mask"] = mask
         return batch
 
+    def packed(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """`input_ids` (1, n), all sequences one after the other, both of a pair together; `labels` (b,).
+
+        `cu_seq_lens_q` says where each sequence begins and the last one ends.
+
+        >>> examples = Examples((Sequences.of([b"ab", b"cde"]),), labels=np.array([0, 1]))
+        >>> examples.packed([1, 0])["input_ids"], examples.packed([1, 0])["cu_seq_lens_q"]
+        (tensor([[100, 101, 102,  98,  99]]), tensor([0, 3, 5], dtype=torch.int32))
+        """
+        if self.zero_is_padding:
+            raise ValueError("zero_is_padding=True with packed examples: must be False, since nothing is masked there.")
+        rows = np.asarray(positions) if self.index is None else self.index[np.asarray(positions)]
+        sequences = [part[row] for row in rows for part in self.parts]
+        ends = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
+        return {
+            "input_ids": torch.from_numpy(np.concatenate(sequences).astype(np.int64) + FIRST_TOKEN)[None],
+            "cu_seq_lens_q": torch.from_numpy(ends),
+            "labels": torch.from_numpy(self.labels[rows]),
+        }
+
 
 @dataclass(frozen=True)
 class Splits:
