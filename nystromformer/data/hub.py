@@ -53,7 +53,7 @@ def parquet_rows(
     import pyarrow
     from pyarrow import parquet
 
-    regular_file(path)
+    check_regular_file(path)
     try:
         table = parquet.ParquetFile(path)
         names = table.schema_arrow.names
@@ -76,7 +76,7 @@ def parquet_rows(
         raise ValueError(f"{path}: not a whole parquet file ({error}); copy it again.") from error
 
 
-def regular_file(path: Path) -> None:
+def check_regular_file(path: Path) -> None:
     """Refuse what is no file, or one that never ends, such as a pipe."""
     if path.is_file():
         return

@@ -27,8 +27,8 @@ from nystromformer.integrations.offered import (
     check_option_names,
     chosen,
     repeat_heads,
+    replacement_of,
 )
-from nystromformer.integrations.replace import replacement_of
 from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.integrations.token_masks import token_mask
 from nystromformer.models.flattened import Borders, flattened

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from nystromformer.attention import ATTENTIONS, Attention
 from nystromformer.attention.common import all_valid
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import did_you_mean
+
+RECORD = "_replaced_attention"
+"""Where a module, or a model around it, keeps what `replace_attention` gave it. No part of state dicts."""
 
 OFFERED: dict[str, type[Attention]] = {
     name: attention for name, attention in ATTENTIONS.items() if attention.linear and attention.takes_convolution
@@ -93,6 +97,26 @@ class Choice:
         operation = self.attention.packed_operation
         assert operation is not None  # those that are offered have one
         return operation(query, key, value, cu_seqlens, **given, **{**OPTIONS[self.name], **self.options})
+
+
+@dataclass
+class Replacement:
+    """What was changed in one module."""
+
+    name: str
+    """Of the module, from where `replace_attention` was called."""
+    choice: Choice | None = None
+    """The attention that it has now; None in a model that only holds such modules."""
+    before: dict[str, Any] = field(default_factory=dict)
+    """Attributes as they were."""
+    hook: RemovableHandle | None = None
+    holders: list[nn.Module] = field(default_factory=list)
+    """Models whose masks are made for this module, and so for others once it is restored."""
+
+
+def replacement_of(module: nn.Module) -> Replacement | None:
+    """What `replace_attention` gave a module, None if nothing."""
+    return vars(module).get(RECORD)
 
 
 def chosen(name: str, options: Mapping[str, Any]) -> Choice:

@@ -9,12 +9,10 @@ other two get a class of the same name whose `forward` redirects those calls.
 import copy
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from nystromformer.attention import Attention
 from nystromformer.checks import did_you_mean
@@ -26,11 +24,8 @@ from nystromformer.integrations.hf_modules import (
     is_cross_attention,
     takes_other_source,
 )
-from nystromformer.integrations.offered import Choice, chosen, crossing, one_of
+from nystromformer.integrations.offered import RECORD, Choice, Replacement, chosen, crossing, one_of
 from nystromformer.integrations.sdpa import Redirect
-
-RECORD = "_replaced_attention"
-"""Where a module, or a model around it, keeps what restores it. No part of state dicts."""
 
 NESTED = "use_nested_tensor"
 """By this `nn.TransformerEncoder` decides to hand its layers nested tensors, which only its fast path can read."""
@@ -38,21 +33,6 @@ NESTED = "use_nested_tensor"
 SDPA = "scaled_dot_product_attention"
 
 Layers = Iterable[str | int] | Callable[[str, nn.Module], bool]
-
-
-@dataclass
-class Replacement:
-    """What was changed in one module."""
-
-    name: str
-    """Of the module, from where `replace_attention` was called."""
-    choice: Choice | None = None
-    """The attention that it has now; None in a model that only holds such modules."""
-    before: dict[str, Any] = field(default_factory=dict)
-    """Attributes as they were."""
-    hook: RemovableHandle | None = None
-    holders: list[nn.Module] = field(default_factory=list)
-    """Models whose masks are made for this module, and so for others once it is restored."""
 
 
 def replace_attention(
@@ -101,11 +81,6 @@ def restore_attention(module: nn.Module) -> list[str]:
     """Undo `replace_attention` in `module` and its parts; returns the names of the attentions that were replaced."""
     records = {name: _restore(part) for name, part in module.named_modules()}
     return [name for name, record in records.items() if record is not None and record.choice is not None]
-
-
-def replacement_of(module: nn.Module) -> Replacement | None:
-    """What `replace_attention` gave a module, None if nothing."""
-    return vars(module).get(RECORD)
 
 
 def attentions_of(module: nn.Module) -> dict[str, nn.Module]:

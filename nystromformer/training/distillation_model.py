@@ -20,8 +20,9 @@ from nystromformer.checks import check_choice
 from nystromformer.integrations.attention_interface import FUNCTIONS, exact_attention
 from nystromformer.integrations.hf_modules import calls_interface, interface_modules
 from nystromformer.integrations.layer_attentions import is_exact_layer
+from nystromformer.integrations.offered import replacement_of
 from nystromformer.integrations.probe import swap_attention
-from nystromformer.integrations.replace import attentions_of, replacement_of
+from nystromformer.integrations.replace import attentions_of
 from nystromformer.models.encoder import NystromformerSelfAttention
 
 LAYERS, MODEL = STAGES = ("layers", "model")

@@ -15,7 +15,7 @@ from typing import Any
 
 from nystromformer.data.glue.tasks import TASKS, Columns, Task
 from nystromformer.data.glue.texts import Row, Texts, TextSplits, collect, shown
-from nystromformer.data.hub import local_folder, nearby, parquet_files, parquet_rows, regular_file
+from nystromformer.data.hub import check_regular_file, local_folder, nearby, parquet_files, parquet_rows
 
 DEV_SHARE = 0.1
 """Of the training part, held out where there is no development part."""
@@ -81,7 +81,7 @@ def official_part(path: Path, task: Task, columns: Columns, is_test: bool = Fals
 
 def _official_rows(path: Path, task: Task, columns: Columns, is_test: bool, damaged: list[int]) -> Iterator[Row]:
     """The rows of a file. Numbers of lines that are left out as damaged go to `damaged`."""
-    regular_file(path)
+    check_regular_file(path)
     header: tuple[str, ...] = ()
     if task.headerless and not is_test:
         header = task.headerless
@@ -197,7 +197,7 @@ def _parts_of(source: Path) -> dict[str, Path]:
             given = ", ".join(path.name for path in candidates)
             raise ValueError(f"{source}: {given} are all the {part} part; leave one of them in the folder.")
         if candidates:
-            regular_file(candidates[0])
+            check_regular_file(candidates[0])
             found[part] = candidates[0]
     if "train" not in found:
         raise ValueError(f"{source}: no train file ({', '.join('train' + kind for kind in KINDS)}); "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nystromformer.data.hub import nearby, parquet_files, parquet_rows, regular_file
+from nystromformer.data.hub import check_regular_file, nearby, parquet_files, parquet_rows
 from nystromformer.data.lra.examples import Examples, Sequences, Splits, hold_out
 from nystromformer.files import read_object, whole_folder
 
@@ -123,7 +123,7 @@ def checked_label(label: object, classes: int, where: str) -> int:
 
 def table_rows(path: Path, columns: tuple[str, ...], header: bool) -> Iterator[tuple[int, list[bytes]]]:
     """(line number, fields) of each row. With `header` the first line must hold the names of the columns."""
-    regular_file(path)
+    check_regular_file(path)
     expected = f"{len(columns)} columns separated by tabs ({', '.join(columns)})"
     with open(path, "rb") as file:
         number = 0
