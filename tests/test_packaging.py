@@ -34,7 +34,7 @@ NEEDS = {
     "bench": ("cli", "models", "peers"),
     "report": ("cli",),
     "cli.py": ("cli",),
-    "demo.py": ("train", "cli"),
+    "demo": ("demo",),
     "figures.py": ("cli",),
     "progress.py": ("cli",),
 }
@@ -186,6 +186,7 @@ def built(tmp_path_factory):
     shutil.copytree(PACKAGE, source / "nystromformer", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "docs", source / "docs")
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     run(sys.executable, "-c", build, str(folder), cwd=source)
     (sdist,) = folder.glob("*.tar.gz")
@@ -239,8 +240,12 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built):
     expected = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}
     assert "nystromformer/py.typed" in expected
+    guides = {f"share/nystromformer/guides/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     with zipfile.ZipFile(wheel) as archive:
-        assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    installed = {name.partition(".data/data/")[2] for name in names if ".data/data/" in name}
+    assert installed == guides, "what the demo searches"
+    assert {name for name in names if ".data/data/" not in name} == expected
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from nystromformer.records import Recorder, write_config
 from nystromformer.report.table import Table, tables_markdown
 
 EXACT, MAPS = "exact", "maps.json"
+Kind = tuple[str, int]
 LONGEST_WORDS = 40
 """Sequences of up to so many tokens have them written along the axes; of longer ones, so many can be looked at."""
 
@@ -39,18 +40,17 @@ CAPTION = (
 
 @dataclass
 class AttentionStudy:
-    """Exact attention of a model against that of a name, such as `nystrom`, with some numbers of landmarks."""
+    """Exact attention of a model against others, given as pairs such as ("nystrom", 64): name and landmarks."""
 
-    name: str
-    landmarks: list[int]
+    kinds: list[Kind]
     calls: list[list[AttentionCall]] = field(default_factory=list)
     """For each batch, those of all layers."""
     words: list[str] = field(default_factory=list)
     """The tokens of the first example, which is the one that is drawn."""
     title: str = ""
-    matrix: dict[int, Tensor] = field(default_factory=dict)
-    """By number of landmarks: errors (layers, heads)."""
-    output: dict[int, Tensor] = field(default_factory=dict)
+    matrix: dict[Kind, Tensor] = field(default_factory=dict)
+    """Errors (layers, heads)."""
+    output: dict[Kind, Tensor] = field(default_factory=dict)
     maps: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """By drawn layer and name: weights (heads, queries, keys) of the first tokens of the first example."""
 
@@ -89,22 +89,22 @@ class AttentionStudy:
 
     def measure(self, recorder: Recorder, step: Callable[[str], None]) -> None:
         """Errors of every layer and head, recorded."""
-        by_layer: dict[int, list[tuple[Tensor, Tensor]]] = {m: [] for m in self.landmarks}
+        by_layer: dict[Kind, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in self.kinds}
         for layer in range(self.layers):
             step(f"layer {layer}: errors")
-            for m in self.landmarks:
-                errors = [head_errors(calls[layer], f"{self.name}-{m}") for calls in self.calls]
+            for name, m in self.kinds:
+                errors = [head_errors(calls[layer], f"{name}-{m}") for calls in self.calls]
                 matrix, output = (
                     torch.cat([getattr(error, name) for error in errors]).mean(dim=0).cpu()
                     for name in ("matrix", "output")
                 )  # (h,)
-                by_layer[m].append((matrix, output))
+                by_layer[name, m].append((matrix, output))
                 for head in range(self.heads):
-                    place = {"attention": self.name, "num_landmarks": m, "layer": layer, "head": head}
+                    place = {"attention": name, "num_landmarks": m, "layer": layer, "head": head}
                     recorder.record("matrix_error", matrix[head].item(), **place)
                     recorder.record("output_error", output[head].item(), **place)
-        self.matrix = {m: torch.stack([matrix for matrix, _ in pairs]) for m, pairs in by_layer.items()}
-        self.output = {m: torch.stack([output for _, output in pairs]) for m, pairs in by_layer.items()}
+        self.matrix = {kind: torch.stack([matrix for matrix, _ in pairs]) for kind, pairs in by_layer.items()}
+        self.output = {kind: torch.stack([output for _, output in pairs]) for kind, pairs in by_layer.items()}
 
     def draw(
         self, out: Path, layers: Sequence[int], heads: Sequence[int] | None, step: Callable[[str], None]
@@ -115,22 +115,21 @@ class AttentionStudy:
             step(f"layer {layer}: picture")
             call = first_example(self.calls[0][layer], len(self.words))
             maps = {EXACT: exact_map(call)[0].float().cpu()}
-            for m in self.landmarks:
-                maps[self.label(m)] = approximate_map(call, f"{self.name}-{m}")[0].float().cpu()
+            for name, m in self.kinds:
+                maps[label(name, m)] = approximate_map(call, f"{name}-{m}")[0].float().cpu()
             self.maps[layer] = {name: weights[:, :LONGEST_WORDS, :LONGEST_WORDS] for name, weights in maps.items()}
             errors = {
                 name: torch.linalg.matrix_norm(approximation - maps[EXACT]) / torch.linalg.matrix_norm(maps[EXACT])
                 for name, approximation in maps.items()
                 if name != EXACT
             }
-            rows = (
-                typical_heads(self.matrix[self.landmarks[len(self.landmarks) // 2]][layer]) if heads is None else heads
-            )
+            middle = self.kinds[len(self.kinds) // 2]
+            rows = typical_heads(self.matrix[middle][layer]) if heads is None else heads
             title = f"{self.title}: layer {layer}"
             draw_maps(out / f"layer-{layer}.png", title, maps, rows, errors, self.words)
-            captions[f"layer-{layer}.png"] = f"{title}, exact attention and {self.name}"
+            captions[f"layer-{layer}.png"] = f"{title}, exact attention and {self.names}"
         title = f"{self.title}: relative error of attention matrices"
-        draw_errors(out / "errors.png", title, {self.label(m): matrix for m, matrix in self.matrix.items()})
+        draw_errors(out / "errors.png", title, {label(*kind): matrix for kind, matrix in self.matrix.items()})
         return captions | {"errors.png": title}
 
     def maps_as_data(self) -> dict[str, Any]:
@@ -146,17 +145,22 @@ class AttentionStudy:
             "levels": base64.b64encode(levels.contiguous().numpy().tobytes()).decode(),
         }
 
-    def label(self, m: int) -> str:
-        return f"{self.name}, m = {m}"
+    @property
+    def names(self) -> str:
+        return " and ".join(dict.fromkeys(name for name, _ in self.kinds))
 
     def table(self) -> Table:
         """Means over the heads of each layer, and over all."""
-        header = ["layer", *(f"m = {m}: {kind}" for m in self.landmarks for kind in ("matrix", "output"))]
-        means = [errors[m].mean(dim=1) for m in self.landmarks for errors in (self.matrix, self.output)]
+        header = ["layer", *(f"{label(*kind)}: {error}" for kind in self.kinds for error in ("matrix", "output"))]
+        means = [errors[kind].mean(dim=1) for kind in self.kinds for errors in (self.matrix, self.output)]
         rows = [[layer, *(f"{mean[layer]:.3f}" for mean in means)] for layer in range(self.layers)]
         rows.append(["all", *(f"{mean.mean():.3f}" for mean in means)])
-        title = f"{self.title}: errors of {self.name}, mean over heads"
+        title = f"{self.title}: errors of {self.names}, mean over heads"
         return Table(header, rows, highlight={self.layers}, title=title, note=CAPTION)
+
+
+def label(name: str, m: int) -> str:
+    return f"{name}, m = {m}"
 
 
 def first_example(call: AttentionCall, length: int) -> AttentionCall:
@@ -189,8 +193,8 @@ def draw_maps(
 ) -> None:
     """A row for each of `heads`, a column for each entry of `maps` (h, n, n), the exact one first.
 
-    All matrices of a row share their colors, which grow with the logarithm of the weight, from a tenth of what each
-    token would get if all got the same: most weights are small, and would all be black.
+    All matrices of a row share their colors, which grow with the logarithm of the weight. They begin where a tenth of
+    the head's exact weights lie below, within two decades: most weights are small, and would all be black.
     """
     size = 2.5 if len(words) > LONGEST_WORDS else 3.4
     figure, axes = pyplot.subplots(
@@ -205,7 +209,8 @@ def draw_maps(
     for row, head in enumerate(heads):
         exact = next(iter(maps.values()))[head]
         even = 1 / len(words)
-        norm = LogNorm(0.1 * even, max(exact.flatten().quantile(0.999).item(), 2 * even), clip=True)
+        least = min(max(exact.flatten().quantile(0.1).item(), 1e-3 * even), 0.1 * even)
+        norm = LogNorm(least, max(exact.flatten().quantile(0.999).item(), 2 * even), clip=True)
         for column, (name, matrices) in enumerate(maps.items()):
             panel = axes[row, column]
             image = panel.imshow(matrices[head].clamp(min=norm.vmin), cmap="magma", norm=norm, interpolation="nearest")

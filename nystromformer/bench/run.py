@@ -8,7 +8,8 @@ import torch
 
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.bench.cases import DTYPES, Case, Setting, make_inputs, prepare
-from nystromformer.bench.measure import MEASURED, Memory, Times, interleaved_times, is_out_of_memory, measure_memory
+from nystromformer.bench.measure import Times, interleaved_times, warm
+from nystromformer.bench.memory import MEASURED, Memory, is_out_of_memory, measure_memory
 from nystromformer.checks import check_number
 from nystromformer.errors import UserError
 from nystromformer.paper import DENSE, PEERS
@@ -16,6 +17,7 @@ from nystromformer.records import Recorder
 
 PROBE_LENGTH = 1024
 """Cells longer than four times this are first predicted from a run at this length."""
+WARM_UP = 3
 GEMM_SIZE = 2048
 """Of the square matrices whose product shows how fast the machine computes."""
 
@@ -28,6 +30,10 @@ class BenchOptions(Setting):
     attentions: list[str]
     budget: float = 15.0
     """Seconds of timing for each length, all attentions together; each gets at least three repeats."""
+    steady: float | None = None
+    """Timing of a length ends early once the three fastest repeats of each attention lie within this share."""
+    machine_limit: bool = True
+    """Also time a large matrix product, which shows how fast the machine computes."""
     cell_limit: float = 60.0
     """A cell whose one call would take longer than this many seconds is skipped."""
 
@@ -81,12 +87,13 @@ def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], N
             else:
                 left_out[f"{attention}, n = {length:,}"] = measured.failure
         step(f"n = {length:,}: times")
-        for name, times in time_cases(alive, options.budget).items():
+        for name, times in time_cases(alive, options.budget, options.steady, options.machine_limit).items():
             recorder.record(
                 "time",
                 times.median,
                 unit="s",
                 minimum=times.minimum,
+                maximum=max(times.seconds),
                 repeats=len(times.seconds),
                 **(options.case(name, length).details if name != "gemm" else {"attention": "gemm", "length": length}),
                 **({"flops": 2 * GEMM_SIZE**3} if name == "gemm" else {}),
@@ -96,8 +103,10 @@ def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], N
         raise UserError(f"nothing could be measured ({cell}: {reason}); give smaller sizes or a larger --cell-limit.")
 
 
-def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
-    """Interleaved times of cases of one length, and of a large matrix product that shows the machine's speed."""
+def time_cases(
+    cases: list[Case], budget: float, steady: float | None = None, machine_limit: bool = True
+) -> dict[str, Times]:
+    """Interleaved times of cases of one length and, unless not wanted, of a large matrix product."""
     if not cases:
         return {}
     inputs = make_inputs(cases[0])
@@ -105,12 +114,14 @@ def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
     for case in cases:
         try:
             run = prepare(case, inputs)
-            run()
+            warm(run, WARM_UP)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             continue  # its record of memory tells
         runs[case.attention] = run
+    if not machine_limit:
+        return interleaved_times(runs, warm_up=0, budget=budget, steady=steady)
     matrix = torch.randn(GEMM_SIZE, GEMM_SIZE, device=cases[0].device, dtype=DTYPES[cases[0].dtype])
 
     def gemm() -> None:
@@ -118,7 +129,8 @@ def time_cases(cases: list[Case], budget: float) -> dict[str, Times]:
         if matrix.is_cuda:
             torch.cuda.synchronize(matrix.device)
 
-    return interleaved_times({**runs, "gemm": gemm}, budget=budget)
+    warm(gemm, WARM_UP)
+    return interleaved_times({**runs, "gemm": gemm}, warm_up=0, budget=budget, steady=steady)
 
 
 def reason_to_skip(case: Case, seen: dict[str, tuple[int, Memory]], options: BenchOptions) -> str:

@@ -59,7 +59,7 @@ def attention_map(
         network, tokenizer = load(model)
         network = network.to(device=device, dtype=DTYPES[dtype])
         batches = tokenize(network, tokenizer, examples, max_length)
-        study = AttentionStudy(attention, numbers)
+        study = AttentionStudy([(attention, number) for number in numbers])
         study.look_at(network, tokenizer, batches)
         drawn = chosen(layer, "--layer", study.layers, [0, study.layers // 2, study.layers - 1])
         heads = None if head == "auto" else chosen(head, "--head", study.heads, [])

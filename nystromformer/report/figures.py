@@ -23,7 +23,18 @@ from nystromformer.files import write_bytes
 from nystromformer.paper import LRA, paper_row
 from nystromformer.records import RESULTS
 from nystromformer.report.table import exact_first, is_ours, printable, with_published
-from nystromformer.report.tables import LIMIT, Entries, Entry, last_part, lra_method, measured_lengths
+from nystromformer.report.tables import (
+    LIMIT,
+    MAIN,
+    TIME_BASELINE,
+    Entries,
+    Entry,
+    crossing,
+    last_part,
+    lra_method,
+    measured_lengths,
+    rounded,
+)
 
 INK = "#1b2027"
 STYLE: dict[Any, Any] = {
@@ -153,11 +164,34 @@ def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
     """`time` and `memory` against the length, as far as they were measured."""
     milliseconds = lambda entry: None if entry.seconds is None else entry.seconds * 1e3
     megabytes = lambda entry: None if entry.bytes is None else entry.bytes / 1e6
+    time = _draw_efficiency(entries, "time of one call (ms)", "ms", milliseconds)
+    if time.tips:
+        _mark_crossing(time.figure.axes[0], crossing(entries))
+        _mark_spread(time.figure.axes[0], entries)
     drawings = {
-        "time": _draw_efficiency(entries, "time of one call (ms)", "ms", milliseconds),
+        "time": time,
         "memory": _draw_efficiency(entries, "peak memory of one call (MB)", "MB", megabytes),
     }
     return {name: drawing for name, drawing in drawings.items() if drawing.tips}
+
+
+def _mark_crossing(axes: Axes, length: float | None) -> None:
+    """Where our attention becomes faster than exact attention, if that is between two lengths that were measured."""
+    if length is not None:
+        axes.axvline(length, color="0.5", linestyle="--", linewidth=1, zorder=0)
+        text = f" {MAIN} is faster\n from {rounded(length):,} tokens on"
+        axes.annotate(
+            text, (length, 1), xycoords=("data", "axes fraction"), ha="left", va="top", color="0.5", fontsize=9
+        )
+
+
+def _mark_spread(axes: Axes, entries: Entries) -> None:
+    """A bar from the fastest to the slowest repeat."""
+    for name, color in colors_of(entries).items():
+        for length, entry in entries[name].items():
+            if entry.minimum and entry.maximum and length > 0:
+                low, high = 1e3 * entry.minimum, 1e3 * entry.maximum
+                axes.plot([length, length], [low, high], color=color, linewidth=1, alpha=0.6, marker="_", markersize=5)
 
 
 @rc_context(STYLE)
@@ -173,7 +207,7 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
         drawing.line(
             axes,
             points,
-            name,
+            f"{name} (exact)" if name == TIME_BASELINE else name,
             color=colors[name],
             marker="o" if ours else "." if name == LIMIT else next(markers),
             markersize=6 if ours else 4,

@@ -17,7 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nystromformer.files import write_bytes, write_text
 from nystromformer.records import RECORDS, read_records
-from nystromformer.report.sections import CONTENT, FOLDER, SETUP, Picture, Section, all_sections
+from nystromformer.report.demo import demo_sections
+from nystromformer.report.sections import CONTENT, DEMO, FOLDER, SETUP, Picture, Section, all_sections
 from nystromformer.report.table import (
     NO_RUN,
     Code,
@@ -40,13 +41,17 @@ MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 Record = dict[str, Any]
 
 
-def write_report(runs: Iterable[Path], out: Path) -> list[Section]:
-    """Write the report of `runs` into `out`, whole or not at all; returns its sections.
+def write_report(
+    runs: Iterable[Path], out: Path, *, title: str = TITLE, intro: Text = INTRO, gaps: bool = True
+) -> list[Section]:
+    """Write the report of `runs` into `out`, whole or not at all; returns its sections, with `gaps` also empty ones.
 
     `ValueError` for folders without records, and for records that the report can't be made of.
     """
-    sections = all_sections(read_runs(runs))
-    page, text = html_page(TITLE, INTRO, sections), markdown_page(TITLE, INTRO, sections)
+    records = read_runs(runs)
+    sections = [*demo_sections(records), *all_sections(records)]
+    sections = [section for section in sections if gaps or not section.is_gap]
+    page, text = html_page(title, intro, sections), markdown_page(title, intro, sections)
     for picture in pictures_of(sections):
         for suffix, content in picture.content.items():
             write_bytes(out / FIGURES / f"{picture.name}{suffix}", content)
@@ -185,7 +190,7 @@ def read_named_file(folder: Path, name: str, suffixes: tuple[str, ...]) -> bytes
 
 
 READERS = {PICTURE: read_picture, MAPS: read_maps}
-NAMING_FILES = {("attention-map", metric) for metric in READERS}
+NAMING_FILES = {("attention-map", metric) for metric in READERS} | {(DEMO, PICTURE)}
 """Records whose value is the name of a file."""
 
 
@@ -248,6 +253,8 @@ MEASURED = {
     "attention": TEXT, "length": COUNT, "batch": COUNT, "heads": COUNT, "head_dim": COUNT, "backward": FLAG,
     **{f"config.{name}?": SCALAR for name in SETUP}, **{f"{name}?": SCALAR for name in ("masked", "dtype", "device")},
 }  # fmt: skip
+REPEATED = {"value": NUMBER, "minimum": NUMBER, "maximum": NUMBER}
+SLIDES = {"attention": TEXT, "tiles": COUNT, "batch": COUNT, "steps": COUNT}
 BUDGET = Kind("an object with step and examples_seen", lambda v: NUMBERS.fits(v) and {"step", "examples_seen"} <= {*v})
 LRA_POINT = {
     "config.task": TEXT, "config.attention": TEXT, "config.positions?": TEXT, "config.conv_kernel_size?": COUNT,
@@ -261,7 +268,7 @@ DISTILLATION_POINT = {
     "core_seconds": NUMBER,
 }  # fmt: skip
 FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
-    ("bench", "time"): {**MEASURED, "value": NUMBER, "minimum": NUMBER},
+    ("bench", "time"): {**MEASURED, "value": NUMBER, "minimum": NUMBER, "maximum?": NUMBER},
     ("bench", "time of gemm"): {"length": COUNT, "minimum": NUMBER, "flops": COUNT},
     ("bench", "peak_memory"): {**MEASURED, "value?": NUMBER, "skipped": TEXT, "failure": TEXT},
     ("lra", "dev_accuracy"): LRA_POINT,
@@ -295,6 +302,15 @@ FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
     },
     **{("attention-map", metric): {"config.model?": TEXT, "config.text?": TEXT, "value": TEXT, "caption": TEXT}
        for metric in (PICTURE, MAPS)},
+    (DEMO, "answer"): {
+        "value": NUMBER, "question": TEXT, "exact": TEXT, "ours": TEXT, "exact_score": NUMBER, "our_score": NUMBER,
+    },
+    (DEMO, "cosine"): {"value": NUMBER, "worst": NUMBER, "passages": COUNT},
+    (DEMO, "document"): {**REPEATED, "attention": TEXT, "tokens": COUNT, "cosine": NUMBER},
+    (DEMO, "step"): {**REPEATED, **SLIDES},
+    (DEMO, "accuracy"): {**SLIDES, "value": NUMBER, "trained": NUMBER},
+    (DEMO, "tile_precision"): {**SLIDES, "value": NUMBER},
+    (DEMO, PICTURE): {"value": TEXT, "caption": TEXT},
 }  # fmt: skip
 """What is read of the records that the report shows. A question mark: may be missing, or null."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nystromformer.paper import DENSE, PEERS
 from nystromformer.records import results
 from nystromformer.report.figures import (
     PRETRAINING_ACCURACIES,
@@ -37,7 +38,6 @@ from nystromformer.report.tables import (
     lra_tables,
     measured,
     measured_lengths,
-    memory_baseline,
     pretraining_tables,
     ratio,
 )
@@ -45,6 +45,7 @@ from nystromformer.report.tables import (
 Record = dict[str, Any]
 FOLDER = "folder"
 """The field that says where a record was found, and so where the files are that it names."""
+DEMO = "demo"
 MOST_CURVES = 6
 """More runs than these can't be told apart in one figure."""
 CONTENT = "content"
@@ -175,11 +176,17 @@ def efficiency(records: list[Record]) -> Section:
 
 
 def efficiency_headlines(entries: Entries) -> list[Headline]:
-    """Time and memory of our attention at the greatest length at which exact attention was measured, too."""
+    """Time and memory of our attention at the greatest length at which what it is compared with was measured, too.
+
+    Memory is compared with exact attention that makes its matrix, where that was measured; otherwise with the same work
+    in another package; otherwise with the fused kernel, which makes no matrix either.
+    """
     found = []
-    dense = memory_baseline(entries)
-    exact = "exact attention with its matrix" if dense != TIME_BASELINE else "exact attention"
-    for baseline, field, what in ((TIME_BASELINE, "seconds", "exact attention"), (dense, "bytes", exact)):
+    other = next((name for name in (DENSE, *PEERS) if name in entries), TIME_BASELINE)
+    names = {DENSE: "exact attention with its matrix", TIME_BASELINE: "exact attention"}
+    baselines = ((TIME_BASELINE, "seconds"), (other, "bytes"))
+    for baseline, field in baselines:
+        what = names.get(baseline, f"the Nyström attention of {baseline}")
         for length in reversed(measured_lengths(entries)):
             ours, theirs = (getattr(entries.get(name, {}).get(length, Entry()), field) for name in (MAIN, baseline))
             if times := ratio(theirs, ours):
@@ -346,8 +353,8 @@ SECTIONS: dict[str, Callable[[list[Record]], Section]] = {
 }
 """By the job whose records each shows."""
 
-SHOWN_ELSEWHERE = ("self-pretrain",)
-"""The run that it served tells what it cost."""
+SHOWN_ELSEWHERE = (DEMO, "self-pretrain")
+"""The demo has sections of its own, in `report.demo`; what self-pretraining cost is told by the run that it served."""
 
 
 def other_records(records: list[Record]) -> list[Section]:

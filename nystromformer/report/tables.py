@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from nystromformer.paper import DENSE, EFFICIENCY, FINETUNING_EPOCHS, GLUE, LRA, PEERS, paper_row
@@ -32,6 +33,7 @@ class Entry:
 
     seconds: float | None = None
     minimum: float | None = None
+    maximum: float | None = None
     bytes: int | None = None
     reason: str = "not run"
 
@@ -50,14 +52,14 @@ def measured(records: Iterable[Record]) -> Entries:
         if attention == "gemm":
             speed[length] = record["minimum"] / record["flops"]
         elif record["metric"] == "time":
-            times = {"seconds": record["value"], "minimum": record["minimum"]}
+            times = {"seconds": record["value"], "minimum": record["minimum"], "maximum": record.get("maximum")}
             found[attention][length] = replace(found[attention][length], **times)
             if attention == MAIN and not record["backward"]:
                 work[length] = nystrom_flops(record)
         else:
             memory = {"bytes": record["value"], "reason": record["skipped"] or record["failure"]}
             found[attention][length] = replace(found[attention][length], **memory)
-    limits = {n: Entry(speed[n] * work[n], speed[n] * work[n], reason=MISSING) for n in work if n in speed}
+    limits = {n: Entry(speed[n] * work[n], reason=MISSING) for n in work if n in speed}
     entries = {name: dict(by_length) for name, by_length in found.items()}
     return entries | ({LIMIT: limits} if limits else {})
 
@@ -83,6 +85,34 @@ def ratio(baseline: float | None, value: float | None) -> float | None:
     return baseline / value if baseline and value else None
 
 
+def crossing(entries: Entries, ours: str = MAIN, theirs: str = TIME_BASELINE) -> float | None:
+    """The length from which on `ours` is faster than `theirs`, where that lies between two measured ones.
+
+    Between them times are taken to be powers of the length; the fastest repeats are compared.
+
+    >>> exact, ours = ({n: Entry(minimum=t) for n, t in times} for times in (((64, 1), (256, 16)), ((64, 2), (256, 8))))
+    >>> crossing({"standard": exact, "nystrom-64": ours})
+    128.0
+    """
+    own, other = entries.get(ours, {}), entries.get(theirs, {})
+    both = [(n, ratio(other[n].minimum, own[n].minimum)) for n in sorted(own.keys() & other.keys())]
+    known = [(n, times) for n, times in both if times]
+    for (short, before), (long, after) in reversed(list(pairwise(known))):
+        if before < 1 <= after:
+            return short * (long / short) ** (-math.log(before) / math.log(after / before))
+    return None
+
+
+def rounded(length: float) -> int:
+    """To two digits.
+
+    >>> rounded(1234.5), rounded(98.6)
+    (1200, 99)
+    """
+    digits = 1 - math.floor(math.log10(length))
+    return int(round(length, digits))
+
+
 def paper_ratio(attention: str, length: int, column: int) -> float | None:
     """The paper's own ratio to standard attention; column 0 is memory, 1 is time."""
     if attention not in EFFICIENCY or length not in EFFICIENCY[attention]:
@@ -96,6 +126,17 @@ def time_text(entries: Entries, attention: str, length: int) -> str:
         return entry.reason or "not run"
     base = entries.get(TIME_BASELINE, {}).get(length, Entry()).seconds
     return f"{entry.seconds * 1e3:,.1f} ms" + _ratios(ratio(base, entry.seconds), paper_ratio(attention, length, 1))
+
+
+def spread_text(entry: Entry) -> str:
+    """
+    >>> spread_text(Entry(seconds=0.011, minimum=0.010, maximum=0.015))
+    '10.0 ms, +10 %, +50 %'
+    """
+    if not entry.minimum or entry.seconds is None or entry.maximum is None:
+        return MISSING
+    above = [f"+{100 * (value / entry.minimum - 1):.0f} %" for value in (entry.seconds, entry.maximum)]
+    return f"{entry.minimum * 1e3:,.1f} ms, {', '.join(above)}"
 
 
 def memory_text(entries: Entries, attention: str, length: int) -> str:
@@ -143,6 +184,12 @@ def efficiency_tables(records: Iterable[Record]) -> list[Table]:
         rows = [[name, *(text(entries, name, n) for n in lengths)] for name in names]
         highlight = {place for place, name in enumerate(names) if is_ours(name)}
         tables.append(Table(header, rows, highlight, title=title, note=note))
+    if any(entry.maximum for by_length in entries.values() for entry in by_length.values()):
+        names = [name for name in entries if name != LIMIT]
+        rows = [[name, *(spread_text(entries[name].get(n, Entry())) for n in lengths)] for name in names]
+        highlight = {place for place, name in enumerate(names) if is_ours(name)}
+        note = "The fastest repeat, and how far above it the median and the slowest lie: how disturbed the machine was."
+        tables.append(Table(header, rows, highlight, title="Spread of the times", note=note))
     if peers := peer_rows(entries):
         tables.append(Table(header, peers, title=(Code(MAIN), " against the same work elsewhere")))
     return tables

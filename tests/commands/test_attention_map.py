@@ -60,10 +60,10 @@ def test_writes_pictures_table_and_records(folder, text, tmp_path, capsys):
 
 def test_sentences_count_alike_alone_and_in_a_batch(folder, text, tmp_path):
     def errors(examples):
-        study = AttentionStudy("nystrom", [3])
+        study = AttentionStudy([("nystrom", 3)])
         study.look_at(network, tokenizer, tokenize(network, tokenizer, examples, 512))
         study.measure(Recorder(tmp_path, job="test", config={}), lambda label: None)
-        return torch.stack([study.matrix[3], study.output[3]])
+        return torch.stack([study.matrix["nystrom", 3], study.output["nystrom", 3]])
 
     network, tokenizer = load(str(folder))
     first, second = examples = read_examples(text, sentences=True)
