@@ -111,19 +111,14 @@ class Attention(nn.Module):
         return {}
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        *,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k: Tensor | None = None,
         max_seqlen: int | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """(b, h, n, d) from `query` (b, h, n, d), `key` and `value` (b, h, s, d); n = s without `cross_attention`.
 
         With `cu_seqlens` (b + 1), or `cu_seqlens_q` and `cu_seqlens_k`, all are (tokens, h, d) of packed sequences, of

@@ -85,15 +85,11 @@ def window_attention(
 
 
 def longformer_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     window: int = 257,
     global_tokens: int = 0,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax attention on (b, h, n, d) within a window, `mask` (b, n) True for real tokens, in O(n · window).
 
     The first `global_tokens` tokens attend to all and all attend to them. They use the same queries, keys and values

@@ -45,17 +45,13 @@ Factors = tuple[Tensor, Tensor, Tensor]
 
 
 def package_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     num_landmarks: int = 256,
     conv_weight: Tensor | None = None,
     pinv_iterations: int = 6,
     eps: float = 1e-8,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """What the package computes from (b, h, n, d): (b, h, N, e), N being n completed to a multiple of m, in front.
 
     The last n rows belong to the tokens. `eps` is added to the number of tokens that a masked mean divides by.

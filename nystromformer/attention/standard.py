@@ -24,16 +24,12 @@ from nystromformer.checks import check_fraction
 
 
 def standard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """softmax(Q Kᵀ · scale) V: (b, h, n, e) from (b, h, n, d), (b, h, s, d), (b, h, s, e).
 
     `mask` (b, n) is True for the real tokens of self-attention; `query_mask` (b, n) and `key_mask` (b, s) are those of

@@ -135,13 +135,10 @@ class PackedInput:
 
 
 def packed_input(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-) -> PackedInput:
+) -> PackedInput:  # fmt: skip
     """What a caller gave, checked: `cu_seqlens` for self-attention, one for each side of cross-attention, or nested
     tensors, (b, j, h, d) or (b, h, j, d) with j the length that differs."""
     given = {"cu_seqlens": cu_seqlens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}

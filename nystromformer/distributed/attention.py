@@ -194,11 +194,7 @@ KEYS_AT_ONCE = 8192
 
 @with_options(NystromOptions)
 def sequence_parallel_nystrom_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     conv_weight: Tensor | None = None,
@@ -207,7 +203,7 @@ def sequence_parallel_nystrom_attention(
     layouts: tuple[Layout, Layout] | None = None,
     check: bool = True,
     **options: Unpack[NystromKeywords],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`nystrom_attention` of a whole sequence, at this rank's contiguous shard of it: (b, h, n, e).
 
     Every rank of `group` (None: all processes) calls this with its own tokens. Shards follow each other in the order of

@@ -54,17 +54,14 @@ class Choice:
         return OFFERED[self.name]
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor,
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         *,
         is_cross: bool = False,
         scale: float | None = None,
         conv_weight: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """(b, h, n, e) from (b, h, n, d), (b, h, s, d), (b, h, s, e); masks are boolean (b, n) and (b, s)."""
         masks: dict[str, Tensor | None] = {"mask": key_mask}
         if is_cross or query.shape[2] != key.shape[2]:
@@ -82,16 +79,12 @@ class Choice:
         return self.attention.operation(query, key, value, **masks, scale=scale, conv_weight=conv_weight, **options)
 
     def attend_packed(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens: Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor,
         max_seqlen: int | None = None,
         *,
         scale: float | None = None,
         conv_weight: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """(t, h, e) from (t, h, d), (t, h, d), (t, h, e) of packed sequences, with borders `cu_seqlens` (b + 1)."""
         given = {"max_seqlen": max_seqlen, "scale": scale, "conv_weight": conv_weight}
         operation = self.attention.packed_operation
