@@ -1,75 +1,146 @@
-"""Long Range Arena: five tasks and all attentions at the preset `mini`, and ListOps by the paper's recipe.
+"""Long Range Arena: the runs that the published tables are made of, attention by attention, resumed by one command.
 
     NYSTROMFORMER_DATA=DIR python benchmarks/lra_results.py --work runs/lra-results --out results/lra
 
-About an hour and a half on two cores for `mini`, and more than one hour for each run of `paper`. It can be stopped at
-any time and started again: finished runs are left alone, others go on where they stopped. Attention by attention, so
-that a column is whole early. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made and need none.
-Records, tables and curves come to `--out`; models and data stay behind. `--only mini` or `--only paper` does a part,
-`--tasks`, `--attentions` and `--seeds` less. Parts that share no run may run side by side.
+Four parts, in this order; `--only` does one of them:
+
+- `mini`: five tasks and all attentions, about an hour and a half on two cores.
+- `hour`: Image and Pathfinder with the paper's lengths, about an hour a run.
+- `pathfinder`: the preset `hour` on pictures with shorter contours, from the easiest on.
+- `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining, too.
+
+It can be stopped at any time and started again: finished runs are left alone, others resume where they stopped, days
+later if need be. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made and need none. Records,
+tables and curves come to `--out`, of finished runs alone unless `--unfinished` is given; models and data stay in
+`--work`. `--tasks`, `--attentions` and `--seeds` do less. Parts that share no run may run side by side.
 """
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from result_runs import copy_records, data_folder, runs_in
 
 from nystromformer.cli import main
 from nystromformer.files import write_text
-from nystromformer.records import read_records
+from nystromformer.records import read_records, result_in
 from nystromformer.report.figures import draw_dev_accuracy
 from nystromformer.report.table import tables_markdown
 from nystromformer.report.tables import lra_tables
+from nystromformer.training.self_pretraining import FOLDER
 
-FOLDERS = {"listops": None, "text": "imdb", "retrieval": "aan", "image": "cifar10", "pathfinder": None}
-"""Tasks, and where the data of each is that is not made."""
+DATA = {"text": "imdb", "retrieval": "aan", "image": "cifar10"}
+"""Where the data of the tasks is that is not made."""
+TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 ATTENTIONS = ("nystrom-64", "standard", "nystrom-local-64", "linear", "linformer-256", "longformer-257",
               "performer-256", "reformer-2")  # fmt: skip
 """The paper's, and our own extension."""
-PAPER = [("nystrom-64", 1), ("standard", 1), ("nystrom-64", 2), ("nystrom-64", 3)]
-"""Runs of ListOps by the paper's recipe: attention and seed."""
-SEEDS = sorted({seed for _, seed in PAPER})
 
 
-def run(preset: str, task: str, attention: str, seed: int, data: Path | None, work: Path) -> int:
-    where = ["--data", str(data / FOLDERS[task])] if FOLDERS[task] else []
-    out = work / preset / task / attention / f"seed-{seed}"
-    given = ["lra", task, "--preset", preset, "--attention", attention, "--seed", str(seed), "--out", str(out)]
-    return main([*given, *where, "--resume"])
+@dataclass(frozen=True)
+class Run:
+    part: str
+    task: str
+    attention: str
+    seed: int = 0
+    preset: str = ""
+    """That of the same name as the part, unless given."""
+    self_pretrain: int = 0
+    contour: int = 0
+    """Pathfinder's, where it is not the preset's."""
+
+    @property
+    def folder(self) -> Path:
+        variant = self.attention + (f"-self-pretrained-{self.self_pretrain}" if self.self_pretrain else "")
+        return Path(self.part, f"contour-{self.contour}" if self.contour else self.task, variant, f"seed-{self.seed}")
+
+    def arguments(self, data: Path | None, work: Path) -> list[str]:
+        given = ["lra", self.task, "--preset", self.preset or self.part, "--attention", self.attention]
+        given += ["--seed", str(self.seed), "--out", str(work / self.folder), "--resume"]
+        if self.self_pretrain:
+            given += ["--self-pretrain", str(self.self_pretrain)]
+        if self.contour:
+            given += ["--data", str(pictures(work, self.contour))]
+        return given + (["--data", str(data / DATA[self.task])] if data and self.task in DATA else [])
+
+    def is_finished(self, work: Path) -> bool:
+        return result_in(work / self.folder) is not None
 
 
-def publish(preset: str, work: Path, out: Path) -> None:
-    """Copy configurations and records, write the table of what is finished, and draw ListOps as far as it is."""
-    runs = runs_in(work / preset)
-    copy_records(runs, work, out)
-    records = list(read_records(*runs))
-    write_text(out / preset / "table.md", tables_markdown(lra_tables(records)))
-    if preset == "paper":
-        draw_dev_accuracy(records, "listops").save(out / preset / "listops")
+RUNS = [
+    *(Run("mini", task, attention) for attention in ATTENTIONS for task in TASKS),
+    *(Run("hour", "image", attention) for attention in ("nystrom-64", "standard", "nystrom-local-64")),
+    *(Run("hour", "pathfinder", attention) for attention in ("nystrom-64", "nystrom-local-64")),
+    *(Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=length) for length in (6, 9)),
+    Run("paper", "listops", "nystrom-64", 1),
+    Run("paper", "text", "nystrom-64", 1),
+    Run("paper", "listops", "standard", 1),
+    *(Run("paper", "listops", "nystrom-64", seed) for seed in (2, 3)),
+    Run("paper", "listops", "linformer-256", 1),
+    Run("paper", "listops", "nystrom-64", 1, self_pretrain=2_500),
+]
+PARTS = tuple(dict.fromkeys(run.part for run in RUNS))
+PICTURES = 60_000
+"""Of a set with shorter contours."""
+
+
+def pictures(work: Path, contour: int) -> Path:
+    """Pathfinder with contours of so many paddles, made once."""
+    folder = work / "data" / f"pathfinder-{contour}"
+    if not folder.exists():
+        given = ["lra-data", "pathfinder", "--count", str(PICTURES), "--contour-length", str(contour)]
+        if code := main([*given, "--out", str(folder)]):
+            sys.exit(code)
+    return folder
+
+
+def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
+    """Copy configurations and records, write the table of what is finished, and draw each task but the grid's."""
+    runs = [run for run in RUNS if run.part == part and (work / run.folder).exists()]
+    for folder in sorted({(work / run.folder).parents[1] for run in runs}):
+        own = [run for run in runs if (work / run.folder).is_relative_to(folder)]
+        found = [path for run in own if unfinished or run.is_finished(work) for path in runs_in(work / run.folder)]
+        if not found:
+            continue
+        copy_records(found, work, out)
+        if part != "mini":
+            records = [record for path in found if path.name != FOLDER for record in read_records(path)]
+            draw_dev_accuracy(records, own[0].task).save(out / part / folder.name)
+        if part == "pathfinder":  # pictures with other contours are another task
+            write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records)))
+    if part != "pathfinder" and (published := runs_in(out / part)):
+        write_text(out / part / "table.md", tables_markdown(lra_tables(list(read_records(*published)))))
 
 
 def run_all() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("runs/lra-results"))
     parser.add_argument("--out", type=Path, default=Path("results/lra"))
-    parser.add_argument("--only", choices=("mini", "paper"))
-    parser.add_argument("--tasks", nargs="+", choices=FOLDERS, default=list(FOLDERS))
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS))
-    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS, help="of the paper's recipe")
+    parser.add_argument("--seeds", nargs="+", type=int, default=sorted({run.seed for run in RUNS}))
+    parser.add_argument("--unfinished", action="store_true", help="publish the curves of runs that are not finished")
+    parser.add_argument("--publish", action="store_true", help="publish what is there, and run nothing")
     options = parser.parse_args()
-    mini = [("mini", task, attention, 0) for attention in options.attentions for task in options.tasks]
-    paper = [
-        ("paper", "listops", attention, seed)
-        for attention, seed in PAPER
-        if attention in options.attentions and seed in options.seeds
+    runs = [
+        run
+        for run in RUNS
+        if options.only in (None, run.part)
+        and run.task in options.tasks
+        and run.attention in options.attentions
+        and run.seed in options.seeds
     ]
-    runs = [each for each in mini + paper if options.only in (None, each[0])]
-    data = data_folder("imdb/, cifar10/ and aan/") if any(FOLDERS[task] for _, task, _, _ in runs) else None
-    for preset, task, attention, seed in runs:
-        if code := run(preset, task, attention, seed, data, options.work):
+    if options.publish:
+        for part in dict.fromkeys(run.part for run in runs):
+            publish(part, options.work, options.out, options.unfinished)
+        return 0
+    data = data_folder("imdb/, cifar10/ and aan/") if any(run.task in DATA for run in runs) else None
+    for run in runs:
+        if code := main(run.arguments(data, options.work)):
             return code
-        publish(preset, options.work, options.out)
+        publish(run.part, options.work, options.out, options.unfinished)
     return 0
 
 

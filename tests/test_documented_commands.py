@@ -37,6 +37,11 @@ RUN = {
     "nystromformer lra listops --packed 33000 --preset mini --out runs/listops-packed": "--preset smoke",
     "nystromformer finetune sst2,rte --model DIR --data glue/ --preset mini --out runs/two": "--preset smoke",
     "nystromformer lra listops --attention nystrom-64 --preset mini --out runs/listops": "--preset smoke",
+    "nystromformer lra pathfinder --self-pretrain 3000 --conv-kernel-size 65 --preset hour --out runs/pathfinder": (
+        "--preset smoke --self-pretrain 2"
+    ),
+    "nystromformer lra pathfinder --from runs/pathfinder --seeds 1,2,3 --conv-kernel-size 65 --preset hour "
+    "--out runs/seeds": "--preset smoke --seeds 1",
     "nystromformer lra-data listops --out data/listops --train 96000 --seed 0": "--preset smoke --train 16",
     "nystromformer lra-data pathfinder --out data/pathfinder --count 200000 --preview pictures.png": "--count 20",
     "nystromformer pretrain --corpus wiki.parquet --corpus books/ --tokenizer train --preset mini --out runs/nystrom": (

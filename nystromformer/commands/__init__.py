@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 
 from nystromformer.checks import LARGEST_SEED, check_file, check_new_folder, did_you_mean
 from nystromformer.errors import user_input
-from nystromformer.training import DEVICES, DTYPES, PRESETS, SAVE_SECONDS
+from nystromformer.training import DEVICES, DTYPES, LRA_PRESETS, PRESETS, SAVE_SECONDS
 
 MANY = 10**9
 """More steps, examples or tokens than any run has."""
@@ -100,6 +100,7 @@ def _short(given: object) -> str:
 
 
 Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
+LraPreset = Annotated[str, choice("The paper's recipe, an hour or minutes on two cores, or seconds.", *LRA_PRESETS)]
 Seeds = Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")]
 Packed = Annotated[
     int | None,

@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, Packed, Seeds, choice, new_folder, number, training_command, whole_number
+from nystromformer.commands import (
+    LONGEST,
+    LraPreset,
+    Packed,
+    Seeds,
+    choice,
+    new_folder,
+    number,
+    training_command,
+    whole_number,
+)
 from nystromformer.errors import user_input
 from nystromformer.training import DTYPES
 
@@ -21,6 +31,7 @@ def switch(name: str, help: str) -> object:
 def lra(
     task: Annotated[str, typer.Argument(help="listops, text, retrieval, image, pathfinder, several of them, or all.")],
     attention: Annotated[str, typer.Option(help="Attentions by name, or `all`.")] = "",
+    preset: LraPreset = "paper",
     data: Annotated[
         str, typer.Option(help="Folder of the data or its Hub id; for several tasks, a folder of such folders.")
     ] = "",
@@ -55,7 +66,7 @@ def lra(
 
     Example: `nystromformer lra listops --attention nystrom-64 --preset mini --out runs/listops`
 
-    After masked pixels of its own pictures: `nystromformer lra image --self-pretrain 1000 --preset mini`
+    After masked pixels of its own: `nystromformer lra image --self-pretrain 1000 --preset hour --out runs/image`
 
     All tasks and attentions: `nystromformer lra all --preset mini --out runs/lra`
     """

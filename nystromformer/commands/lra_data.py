@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, Preset, new_folder, seed_of, whole_number
+from nystromformer.commands import LONGEST, LraPreset, new_folder, seed_of, whole_number
 from nystromformer.errors import UserError, user_input
 
 
 def lra_data(
     task: Annotated[str, typer.Argument(help="listops or pathfinder (made here), text or image (from the Hub).")],
     out: Annotated[Path | None, new_folder("Folder to write; must not exist yet.")] = None,
-    preset: Preset = "paper",
+    preset: LraPreset = "paper",
     train: Annotated[int | None, whole_number("ListOps: training examples.")] = None,
     dev: Annotated[int | None, whole_number("ListOps: development examples.")] = None,
     test: Annotated[int | None, whole_number("ListOps: test examples.")] = None,

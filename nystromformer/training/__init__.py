@@ -5,6 +5,9 @@ from typing import Any
 PRESETS = ("paper", "mini", "smoke")
 """The paper's recipe, minutes on two cores, or seconds."""
 
+LRA_PRESETS = ("paper", "hour", "mini", "smoke")
+"""Long Range Arena has one more: the paper's lengths, with as many steps as an hour of two cores takes."""
+
 DEVICES = ("auto", "cpu", "cuda")
 
 DTYPES = ("float32", "bfloat16", "float16")

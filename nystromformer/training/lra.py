@@ -160,7 +160,8 @@ class LraSweep(Sweep[LraCell, Splits]):
             raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
         if self.from_run and "self_pretrain" in self.changes:
             raise ValueError("--from with --self-pretrain: the run has been pretrained already; give one of them.")
-        if "packed" in self.changes and ("self_pretrain" in self.changes or self.legacy.padding_id):
+        before = any(cell.pretraining for cell in self.cells)
+        if "packed" in self.changes and (before or self.legacy.padding_id):
             other = "--legacy-padding-id" if self.legacy.padding_id else "--self-pretrain"
             raise ValueError(f"--packed with {other}: packed sequences have no padding and no mask; leave one out.")
         for cell in self.cells:

@@ -221,7 +221,7 @@ BAD = [
     (["listops", "--attention", "standard,"], "must be names separated by commas"),
     (
         ["listops", "--preset", "papr"],
-        "Invalid value for '--preset': 'papr': must be one of paper, mini, smoke. Did you mean 'paper'?",
+        "Invalid value for '--preset': 'papr': must be one of paper, hour, mini, smoke. Did you mean 'paper'?",
     ),
     (["listops", "--seeds", "1,x"], "--seeds '1,x': must be whole numbers"),
     (["listops", "--seeds", "-1"], "each from 0 to 4,294,967,295"),

@@ -3,7 +3,7 @@
 import pytest
 
 from nystromformer.data.lra import TASKS
-from nystromformer.training import PRESETS
+from nystromformer.training import LRA_PRESETS, PRESETS
 from nystromformer.training.recipes import (
     FINETUNING_RECIPES,
     LRA_RECIPES,
@@ -52,7 +52,16 @@ def test_pretraining_by_the_paper():
 
 
 def test_every_preset_has_a_recipe_for_every_job():
-    assert [*LRA_RECIPES] == [*FINETUNING_RECIPES] == [*PRETRAINING_RECIPES] == [*PRESETS]
+    assert [*FINETUNING_RECIPES] == [*PRETRAINING_RECIPES] == [*PRESETS]
+    assert [*LRA_RECIPES] == [*LRA_PRESETS]
+
+
+def test_an_hour_has_the_papers_lengths_and_fewer_steps_of_at_most_32():
+    for task, recipe in LRA_RECIPES["hour"].items():
+        paper = LRA_RECIPES["paper"][task]
+        assert recipe.max_length == paper.max_length
+        assert recipe.steps * recipe.batch_size <= paper.steps * paper.batch_size
+        assert recipe.batch_size == 32
 
 
 def test_micro_batches_divide_a_batch_without_a_rest():
