@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedModel, TrainingArguments
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from nystromformer.checks import check_choice, check_odd, parse_names
-from nystromformer.data.corpus.text import Reading, corpus_files
+from nystromformer.data.corpus.text import corpus_files
 from nystromformer.data.corpus.windows import Windows, read_windows
 from nystromformer.data.lra import as_is
 from nystromformer.errors import user_input
@@ -32,7 +32,7 @@ from nystromformer.records import Recorder, read_records
 from nystromformer.report.figures import draw_distillation
 from nystromformer.report.table import print_tables, tables_markdown
 from nystromformer.report.tables import closeness_table, distillation_tables
-from nystromformer.training.arguments import Run, TrainingOptions
+from nystromformer.training.arguments import CorpusOptions, Run
 from nystromformer.training.callbacks import Curves
 from nystromformer.training.distillation_folder import model_card, pooling_of, sentence_modules, write_sentence_files
 from nystromformer.training.distillation_layers import (
@@ -92,11 +92,10 @@ class DistillationData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillOptions(TrainingOptions):
+class DistillOptions(CorpusOptions):
     """What `distill` was asked for, checked when made."""
 
     model: str
-    corpus: list[str]
     judge: list[str] | None
     attention: str
     stages: str
@@ -104,8 +103,6 @@ class DistillOptions(TrainingOptions):
     budget: str
     conv_kernel_size: int
     tokenizer: str
-    text_column: str
-    documents: str
     held_out_share: float
 
     def __post_init__(self) -> None:
@@ -136,14 +133,6 @@ class DistillOptions(TrainingOptions):
     @property
     def max_length(self) -> int:
         return self.recipe.max_length
-
-    @cached_property
-    def reading(self) -> Reading:
-        return Reading(text_column=self.text_column, division=self.documents)
-
-    @cached_property
-    def files(self) -> list[Path]:
-        return corpus_files(tuple(self.corpus))
 
     @cached_property
     def judged_files(self) -> dict[str, list[Path]]:
@@ -295,9 +284,8 @@ def find_layers(
         layers = choose(sensitivity, options.layer_budget)
     if set(layers) == {EXACT}:
         raise ValueError(
-            f"--budget {options.budget}: no layer bears another attention; the least error is "
-            f"{min(each.error for layer in sensitivity for each in layer.values() if each.name != EXACT):.3f}. Give a "
-            f"larger budget."
+            f"--budget {options.budget}: exact attention would stay in all layers, since nothing else within it is "
+            f"faster at {windows.lengths.max()} tokens; give a larger budget or a larger --max-length."
         )
     noted = {"layers": [[vars(each) for each in layer.values()] for layer in sensitivity], "chosen": layers}
     write_text(path, json.dumps(noted, indent=2) + "\n")
