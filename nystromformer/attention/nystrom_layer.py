@@ -72,14 +72,9 @@ class NystromAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
+        self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None,
+        context_mask: Tensor | None = None, *, cu_seqlens: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attend from `x` (b, n, dim) to itself, or to `context` (b, s, dim): (b, n, dim).
 
         With `cu_seqlens` (b + 1), from 0 to the number of tokens, `x` (tokens, dim) holds sequences one after the

@@ -100,6 +100,8 @@ def _short(given: object) -> str:
 
 
 Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
+TextColumn = Annotated[str, typer.Option(help="The column of parquet files and JSON lines with the text.")]
+Documents = Annotated[str, choice("What divides text files into documents.", "blank-line", "line", "file")]
 LraPreset = Annotated[str, choice("The paper's recipe, an hour or minutes on two cores, or seconds.", *LRA_PRESETS)]
 Seeds = Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")]
 Packed = Annotated[

@@ -5,7 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, choice, new_folder, number, seed_of, training_command, whole_number
+from nystromformer.commands import (
+    LONGEST,
+    Documents,
+    TextColumn,
+    new_folder,
+    number,
+    seed_of,
+    training_command,
+    whole_number,
+)
 from nystromformer.errors import user_input
 
 
@@ -41,12 +50,8 @@ def distill(
     eval_every: Annotated[int | None, whole_number("Steps between looks at held-out text.")] = None,
     test_examples: Annotated[int | None, whole_number("Held-out inputs that the result is judged by.", least=2)] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Hub id of a tokenizer. [default: the model's]")] = "",
-    text_column: Annotated[
-        str, typer.Option(help="The column of parquet files and JSON lines with the text.")
-    ] = "text",
-    documents: Annotated[
-        str, choice("What divides text files into documents.", "blank-line", "line", "file")
-    ] = "blank-line",
+    text_column: TextColumn = "text",
+    documents: Documents = "blank-line",
     held_out_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.1,
     seed: Annotated[int, seed_of("the order of examples")] = 0,
     **training: Any,

@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import LONGEST, choice, new_folder, number, seed_of, training_command, whole_number
+from nystromformer.commands import (
+    LONGEST,
+    Documents,
+    TextColumn,
+    choice,
+    new_folder,
+    number,
+    seed_of,
+    training_command,
+    whole_number,
+)
 from nystromformer.errors import user_input
 from nystromformer.training import SIZES
 
@@ -32,12 +42,8 @@ def pretrain(
     max_length: Annotated[int | None, whole_number("Tokens of an example.", least=8, most=LONGEST)] = None,
     vocab_size: Annotated[int | None, whole_number("Of a tokenizer that is trained.", most=10_000_000)] = None,
     eval_every: Annotated[int | None, whole_number("Steps between evaluations.")] = None,
-    text_column: Annotated[
-        str, typer.Option(help="The column of parquet files and JSON lines with the text.")
-    ] = "text",
-    documents: Annotated[
-        str, choice("What divides text files into documents.", "blank-line", "line", "file")
-    ] = "blank-line",
+    text_column: TextColumn = "text",
+    documents: Documents = "blank-line",
     validation_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.2,
     workers: Annotated[int | None, whole_number("Processes that tokenize; all cores by default.", most=1_024)] = None,
     beside: Annotated[

@@ -62,13 +62,9 @@ class NystromformerForLongRangeArena(NystromformerPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        cu_seq_lens_q: Tensor | None = None,
-    ) -> SequenceClassifierOutput:
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+        num_items_in_batch: Count = None, cu_seq_lens_q: Tensor | None = None,
+    ) -> SequenceClassifierOutput:  # fmt: skip
         """`input_ids` (b, n), or (b, 2, n) of pairs; `attention_mask` alike, True for tokens; `labels` (b,).
 
         With `cu_seq_lens_q` (b + 1) or, of pairs, (2b + 1), `input_ids` (1, n) is a flattened batch: all sequences one

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 from nystromformer.attention.common import shape_of
-from nystromformer.models.losses import IGNORED, cross_entropy_tally
+from nystromformer.models.losses import IGNORED, Count, cross_entropy_tally
 from nystromformer.models.lra import LongRangeArenaConfig
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
@@ -45,12 +45,9 @@ class NystromformerForMaskedTokens(NystromformerPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> MaskedTokensOutput:
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+        num_items_in_batch: Count = None,
+    ) -> MaskedTokensOutput:  # fmt: skip
         """`input_ids` (b, n), or (b, 2, n) of pairs, with the masked tokens replaced; `labels` alike: what these were,
         -100 elsewhere. The others never meet the vocabulary."""
         if labels is None or labels.shape != input_ids.shape:

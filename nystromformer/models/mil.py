@@ -135,13 +135,9 @@ class TransMIL(nn.Module):
         return model.eval()
 
     def forward(
-        self,
-        features: Tensor,
-        mask: Tensor | None = None,
-        coordinates: Tensor | None = None,
-        *,
+        self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None, *,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Logits (b, classes).
 
         Args:
@@ -158,13 +154,9 @@ class TransMIL(nn.Module):
         return self._fc2(self.norm(self._attended(features, mask, coordinates, cu_seqlens)[0]))
 
     def attention_rows(
-        self,
-        features: Tensor,
-        mask: Tensor | None = None,
-        coordinates: Tensor | None = None,
-        *,
+        self, features: Tensor, mask: Tensor | None = None, coordinates: Tensor | None = None, *,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """How much each head of the last layer takes from each tile for the class token: (b, heads, n), in O(n·m).
 
         With `cu_seqlens` it is (heads, tiles).

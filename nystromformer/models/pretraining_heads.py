@@ -110,13 +110,9 @@ class NystromformerForMaskedLM(PredictsWords):
 
     @on_encoding
     def forward(
-        self,
-        encoding: Encoding,
-        *,
-        labels: Tensor | None = None,
-        output_logits: bool | None = None,
+        self, encoding: Encoding, *, labels: Tensor | None = None, output_logits: bool | None = None,
         num_items_in_batch: Count = None,
-    ) -> MaskedLMOutput:
+    ) -> MaskedLMOutput:  # fmt: skip
         """`labels` (b, n) are -100 except at masked tokens.
 
         In training with labels, the vocabulary's logits, the largest tensor of the model, are computed at those tokens
@@ -179,14 +175,9 @@ class NystromformerForPreTraining(PredictsWords):
 
     @on_encoding
     def forward(
-        self,
-        encoding: Encoding,
-        *,
-        labels: Tensor | None = None,
-        sentence_order_label: Tensor | None = None,
-        output_logits: bool | None = None,
-        num_items_in_batch: Count = None,
-    ) -> NystromformerForPreTrainingOutput:
+        self, encoding: Encoding, *, labels: Tensor | None = None, sentence_order_label: Tensor | None = None,
+        output_logits: bool | None = None, num_items_in_batch: Count = None,
+    ) -> NystromformerForPreTrainingOutput:  # fmt: skip
         """`labels` (b, n) are -100 except at masked tokens; `sentence_order_label` (b,) is 0 for segments in order, 1
         for swapped ones, -100 for examples that are no pair. With labels the vocabulary's logits are returned only with
         `output_logits=True`: sums, counts and right answers say more, and add up over batches.

@@ -10,6 +10,7 @@ import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from nystromformer.checks import did_you_mean
+from nystromformer.data.corpus.text import Reading, corpus_files
 from nystromformer.training import DEVICES, DTYPES
 from nystromformer.training.recipes import Recipe
 
@@ -88,6 +89,23 @@ class TrainingOptions:
     @cached_property
     def parsed_settings(self) -> dict[str, Any]:
         return parse_settings(self.settings or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(TrainingOptions):
+    """What commands that train on plain text are asked for."""
+
+    corpus: list[str]
+    text_column: str
+    documents: str
+
+    @cached_property
+    def reading(self) -> Reading:
+        return Reading(text_column=self.text_column, division=self.documents)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        return corpus_files(tuple(self.corpus))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,12 @@ class DistillOptions(CorpusOptions):
         refuse_linear(self.source)
         check_folder(self.out, {}, self.resume)
         _ = self.files, self.judged_files, self.chosen_stages, self.layer_budget
-        self.run(()).training_arguments(self.out, self.device, self.recipe.arguments())
+        arguments = self.run(()).training_arguments(self.out, self.device, self.recipe.arguments())
+        if arguments.fsdp or arguments.deepspeed:
+            raise ValueError(
+                "--set fsdp, deepspeed: the teacher stays whole beside its student, so that models are not sharded; "
+                "start several processes with torchrun alone."
+            )
 
     @cached_property
     def source(self) -> Source:
@@ -276,11 +281,11 @@ def find_layers(
     teacher.to(arguments.device)
     batches = [{name: each.to(arguments.device) for name, each in batch.items()} for batch in batches]
     names = candidate_names(options.attention)
+    count = sum(map(is_listed, interface_modules(teacher)))
+    layers = chosen_layers(options.layers, options.attention, count)
     with steps_bar(len(batches)) as step:
         sensitivity = measure_sensitivity(teacher, batches, names, options.attention_options, step)
-    if options.layer_budget is None:
-        layers = chosen_layers(options.layers, options.attention, len(sensitivity))
-    else:
+    if options.layer_budget is not None:
         layers = choose(sensitivity, options.layer_budget)
     if set(layers) == {EXACT}:
         raise ValueError(

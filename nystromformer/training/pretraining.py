@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 from nystromformer.data.corpus.examples import PretrainingExamples, pretraining_examples
 from nystromformer.data.corpus.shards import Corpus, build_corpus, corpus_tokenizer
-from nystromformer.data.corpus.text import Reading, corpus_files
 from nystromformer.data.lra import as_is
 from nystromformer.data.tokenizers import TRAIN, load_tokenizer, read_tokenizer
 from nystromformer.errors import user_input
@@ -21,7 +20,7 @@ from nystromformer.progress import share_bar
 from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
 from nystromformer.training import SAVE_SECONDS
-from nystromformer.training.arguments import Run, TrainingOptions, processes
+from nystromformer.training.arguments import CorpusOptions, Run, processes
 from nystromformer.training.callbacks import Curves
 from nystromformer.training.pretraining_models import build_model, special_tokens
 from nystromformer.training.pretraining_trainer import (
@@ -62,17 +61,14 @@ class Pretraining(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions(TrainingOptions):
+class PretrainOptions(CorpusOptions):
     """What `pretrain` was asked for, checked when made."""
 
-    corpus: list[str]
     tokenizer: str
     size: str | None
     attention: str
     source: str
     cache: Path
-    text_column: str
-    documents: str
     validation_share: float
     workers: int | None
     beside: list[Path] | None
@@ -92,14 +88,6 @@ class PretrainOptions(TrainingOptions):
             check_run(folder)
         check_folder(self.out, {}, self.resume)
         _ = self.reading, self.files, self.training.arguments(self.out, self.device)
-
-    @cached_property
-    def reading(self) -> Reading:
-        return Reading(text_column=self.text_column, division=self.documents)
-
-    @cached_property
-    def files(self) -> list[Path]:
-        return corpus_files(tuple(self.corpus))
 
     @cached_property
     def training(self) -> Pretraining:
