@@ -201,11 +201,16 @@ def embedding(states: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
 
 
 def squared_error(ours: Tensor, theirs: Tensor, mask: Tensor | None) -> Tensor:
-    """‖ours − theirs‖² / ‖theirs‖² over the valid tokens of a batch (b, n, d)."""
-    if mask is not None:
-        ours, theirs = ours[mask], theirs[mask]
-    ours, theirs = ours.float(), theirs.float()
-    return (ours - theirs).square().sum() / theirs.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
+    """‖ours − theirs‖² / ‖theirs‖² over the valid tokens of each example (b, n, d), mean over examples.
+
+    >>> ours, theirs = torch.tensor([[[2.0], [9.0]], [[1.0], [3.0]]]), torch.ones(2, 2, 1)
+    >>> squared_error(ours, theirs, torch.tensor([[True, False], [True, True]]))  # of 1 / 1 and 4 / 2
+    tensor(1.5000)
+    """
+    kept: Any = 1.0 if mask is None else mask[..., None]
+    difference, theirs = (ours.float() - theirs.float()) * kept, theirs.float() * kept
+    squares = [each.square().flatten(1).sum(dim=1) for each in (difference, theirs)]
+    return (squares[0] / squares[1].clamp(min=torch.finfo(torch.float32).tiny)).mean()
 
 
 def stage_rates(step: int, steps: Mapping[str, int], rates: Mapping[str, float], warmup: float) -> tuple[str, float]:

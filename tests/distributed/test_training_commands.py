@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from corpora import texts, write_json_lines, write_vocabulary
 from forked import COMMAND, launch
-from glue_files import write_official
+from glue_files import sentence, write_official
 from safetensors.torch import load_file
 from small_bert import write_bert
 
@@ -31,6 +31,7 @@ def folder(tmp_path_factory) -> Path:
     write_official(folder / "glue")
     write_bert(folder / "bert")
     write_json_lines(folder / "corpus.jsonl", texts(60))
+    write_json_lines(folder / "long.jsonl", [" ".join(map(sentence, range(start, start + 9))) for start in range(40)])
     write_vocabulary(folder)
     return folder
 
@@ -41,6 +42,8 @@ COMMANDS = {
                  "--attention", "nystrom-4", "--steps", "4"],
     "pretrain": ["pretrain", "--corpus", "corpus.jsonl", "--tokenizer", "vocab.txt", "--preset", "smoke", "--size",
                  "tiny", "--workers", "1", "--batch-size", "8", "--steps", "3", "--set", "dataloader_num_workers=0"],
+    "distill": ["distill", "--model", "bert", "--corpus", "long.jsonl", "--attention", "nystrom-4", "--preset",
+                "smoke", "--batch-size", "4", "--held-out-share", "0.3"],
 }  # fmt: skip
 
 
@@ -62,7 +65,9 @@ def values(run: Path) -> list[tuple[str, int, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_processes_and_accumulation_train_as_one(name, folder):
-    ways: dict[str, tuple[int, list[str]]] = {"replicated": (2, []), "sharded": (2, SHARDED)}
+    ways: dict[str, tuple[int, list[str]]] = {"replicated": (2, [])}
+    if name != "distill":  # whose teacher stays whole beside the student
+        ways["sharded"] = (2, SHARDED)
     if name != "pretrain":  # which accumulates by an option of its own
         ways["accumulated"] = (1, ["--set", "gradient_accumulation_steps=2"])
     one = trained(folder, 1, f"{name}-one", COMMANDS[name])

@@ -39,6 +39,8 @@ VALID = {
                  "--out", "out", "--cache", "cache"],
     "finetune": ["sst2", "--model", "bert", "--data", "glue", *TINY, "--out", "out"],
     "convert": ["bert", "out"],
+    "distill": ["--model", "bert", "--corpus", "corpus.txt", "--attention", "nystrom-8", *TINY,
+                "--held-out-share", "0.3", "--out", "out"],
 }  # fmt: skip
 """A command of each kind that would succeed in the folder that `write_inputs` fills."""
 
@@ -65,6 +67,11 @@ TEXTS: dict[str, list[str]] = {
     "source": PLACES,
     "data": PLACES,
     "corpus": PLACES,
+    "judge": PLACES,
+    "from_run": PLACES,
+    "stages": ["", "layer", "layers,,model", "all"],
+    "layers": [*LISTS[1:], "99"],
+    "budget": ["0.1", "error", "error=", "error=0", "speed=-1", "speed=nan", "time=2", "error=" + "9" * 6000],
     "tokenizer": PLACES,
     "settings": SETTINGS,
     "text_column": ["no such column"],
@@ -74,7 +81,7 @@ TEXTS: dict[str, list[str]] = {
 """Bad values of the options that take text, by the name of the option."""
 INPUTS = ("text", "runs", "beside")
 """Options with a path that is read."""
-FINE = {("pretrain", "text_column"): "plain text has no columns"}
+FINE = {(command, "text_column"): "plain text has no columns" for command in ("pretrain", "distill")}
 """Where the values of `TEXTS` are not bad, and why."""
 
 
@@ -184,7 +191,8 @@ FIELDS: dict[str, dict[str, object]] = {
     "type unknown": {"model_type": "nope"},
     "type missing": {"model_type": None},
 }
-MODEL_TAKERS = {"finetune": "--model", "attention-map": "--model", "convert": "source", "pretrain": "--from"}
+MODEL_TAKERS = {"finetune": "--model", "attention-map": "--model", "convert": "source", "pretrain": "--from",
+                "distill": "--model"}  # fmt: skip
 
 
 def bad_models() -> Iterator[BadInput]:
@@ -218,6 +226,7 @@ TEXT_FILES = {
     "finetune": ("glue/SST-2/train.tsv", []),
     "lra": ("listops/basic_train.tsv", []),
     "pretrain": ("corpus.txt", []),
+    "distill": ("corpus.txt", []),
     "attention-map": ("text.txt", []),
 }
 
