@@ -32,8 +32,8 @@ demo: setup-demo
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# One thread in each worker: the tests run on all cores by themselves.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# One thread in each worker: the tests run on all cores by themselves, file by file in the order of tests/conftest.py.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST)

@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import torch
 def pytest_runtest_setup() -> None:
     """Before the fixtures of each test: its random numbers do not depend on the tests that ran before it."""
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: what is left at the end is short, and all processes end at about the same time."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

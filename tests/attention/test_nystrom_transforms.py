@@ -19,7 +19,7 @@ def some_mask(b, n):
 @pytest.mark.parametrize("landmarks, masked", [("segment_means", False), ("segment_means", True), ("kmeans", True)])
 def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
     torch._dynamo.reset()
-    compiled = torch.compile(nystrom_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(nystrom_attention, fullgraph=True, backend="aot_eager")
     for n in (150, 20, 313):
         mask = some_mask(2, n) if masked else None
         kernel = torch.randn(2, 5, dtype=torch.float64)
@@ -27,6 +27,9 @@ def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
         for function in (nystrom_attention, compiled):
             # float64, so that rounding does not move a token between two clusters that are nearly as far
             inputs = [x.requires_grad_() for x in tensors(n=n, dtype=torch.float64)]
+            for x, axis in zip((*inputs, mask), (2, 2, 2, 1), strict=True):
+                if x is not None:
+                    torch._dynamo.mark_dynamic(x, axis)
             out = function(*inputs, mask, num_landmarks=32, conv_weight=kernel, landmarks=landmarks)
             results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
         for eager, graph in zip(*results, strict=True):
