@@ -390,7 +390,7 @@ class DistillationRecipe(Recipe):
         }
 
 
-_LONG = DistillationRecipe(steps=10_000, batch_size=16, learning_rate=1e-4, max_length=512, eval_every=500)
+_LONG = DistillationRecipe(steps=10_000, batch_size=16, learning_rate=3e-5, max_length=512, eval_every=500)
 DISTILLATION_RECIPES: dict[str, DistillationRecipe] = {
     "paper": _LONG.changed(test_examples=1_000, dev_examples=64),
     "mini": _LONG.changed(steps=640, batch_size=2, eval_every=40),
