@@ -12,6 +12,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from nystromformer.attention import native
 from nystromformer.attention.common import key_padding_mask, softmax_attention
 from nystromformer.attention.exact_below import all_are_short, check_exact_below, exact_where_short
 from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
@@ -131,7 +132,31 @@ def attend_and_skip(
     options: NystromOptions,
 ) -> Tensor:
     """`attend` and the skip convolution of the values with `kernel` (h, k). Masked rows must be zero already."""
+    if query_mask is None and key_mask is None and runs_whole(query, key, value, kernel, options):
+        return _whole(query, key, value, kernel, scale, options)
     return plus_skip(attend(query, key, value, query_mask, key_mask, scale, options), value, kernel)
+
+
+def runs_whole(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
+    """Whether machine code of our own computes all of it: what the paper does, without masks, for one matrix each."""
+    as_in_the_paper = (options.landmarks, options.pinv, options.pinv_scaling) == (
+        "segment_means",
+        "iterative",
+        "matrix",
+    )
+    tensors = (query, key, value) if kernel is None else (query, key, value, kernel)
+    return (
+        as_in_the_paper
+        and options.num_landmarks <= native.MOST_COLUMNS
+        and native.runs_native(*tensors)
+        and not is_exact(query, key, options)
+    )
+
+
+def _whole(
+    query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, scale: float, options: NystromOptions
+) -> Tensor:
+    return native.whole_attention(query, key, value, kernel, options.num_landmarks, options.pinv_iterations, scale)
 
 
 def plus_skip(out: Tensor, value: Tensor, kernel: Tensor | None) -> Tensor:
@@ -194,17 +219,21 @@ def attend_to_sequences(
 
     Nothing is padded. What is small, the landmarks' softmax matrices and their pseudoinverses, is one batch.
     """
-    outs: dict[int, Tensor] = {}
+    done: dict[int, Tensor] = {}
+    outs: dict[int, Tensor] = {}  # without the convolution
     approximated = []
     for i, (query, key, value) in enumerate(zip(queries, keys, values, strict=True)):
-        if is_exact(query, key, options):
+        if runs_whole(query, key, value, kernel, options):
+            done[i] = _whole(query, key, value, kernel, scale, options)
+        elif is_exact(query, key, options):
             outs[i] = softmax_attention(query, key, value, None, scale)
         else:
             approximated.append(i)
     if approximated:
         queries_, keys_, values_ = ([each[i] for i in approximated] for each in (queries, keys, values))
         outs |= zip(approximated, _attend_through_landmarks(queries_, keys_, values_, scale, options), strict=True)
-    return [plus_skip(outs[i], value, kernel) for i, value in enumerate(values)]
+    done |= {i: plus_skip(out, values[i], kernel) for i, out in outs.items()}
+    return [done[i] for i in range(len(values))]
 
 
 def _attend_through_landmarks(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nystromformer.attention import native
 from nystromformer.attention.common import at_least_float32, check_floating, check_tokens, refuse_forward_mode, shape_of
 from nystromformer.checks import check_at_least, check_odd
 
@@ -75,7 +76,7 @@ class _SkipConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, kernel: Tensor) -> Tensor:
-        return _depthwise(value, kernel)
+        return (native.skip if native.runs_native(value, kernel) else _depthwise)(value, kernel)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -113,8 +114,10 @@ def _kernel_gradient(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
     For a block of L rows, a product (L × e) · (e × L + k − 1) holds all pairs of a row and a row of its window, and
     pairs with one distance j lie on one diagonal. Products of all blocks are added up.
     """
-    # One product after the other is fastest on a CPU: nothing is copied, and the sum stays in a cache. Elsewhere each
-    # would be a launch, and a compiled graph has no loop whose length depends on the input's.
+    if not torch.is_grad_enabled() and native.runs_native(grad, value):
+        return native.skip_kernel_gradient(grad, value, kernel_size)
+    # One product after the other is fastest on a CPU without machine code of our own: nothing is copied, and the sum
+    # stays in a cache. Elsewhere each would be a launch, and a compiled graph has no loop of a length like the input's.
     one_by_one = grad.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.is_grad_enabled())
     pairs = (_pairs_one_by_one if one_by_one else _pairs_at_once)(grad, value, kernel_size)  # (h L L+k-1)
     # Distance j of row i stands in column i + j. Rows that are one longer in the same flat memory move it to column j.

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
+from nystromformer.attention import nystrom_attention
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
 from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
@@ -59,6 +60,11 @@ CASES = {
         {"_BlockwisePart", "_FewQueries"},
         lambda q, k, v: window_part(q, k, v, bias_for(q, 3, 2, 1, 12), scale=0.3, block=4),
         (draw(3, 2, 4, 5), draw(20, 2, 5, seed=1), draw(20, 2, 5, seed=2)),
+    ),
+    "Nyström attention": Case(
+        {"_Whole"},
+        lambda q, k, v, w: nystrom_attention(q, k, v, num_landmarks=4, conv_weight=w),
+        (draw(2, 2, 9, 3), draw(2, 2, 9, 3, seed=1), draw(2, 2, 9, 5, seed=2), draw(2, 3, seed=3)),
     ),
     "slices": Case(
         {"Windows"}, lambda x: Windows.apply(x, [(0, 3), (1, 5), (4, 6)]), (draw(2, 2, 6, 3),), gives_views=True

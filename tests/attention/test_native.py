@@ -10,7 +10,14 @@ from drawn import draw
 
 from nystromformer import build_attention, nystrom_attention
 from nystromformer.attention import native
-from nystromformer.attention.native import library, pinv, pinv_gradient, thin_attention
+from nystromformer.attention.native import (
+    library,
+    pinv,
+    pinv_gradient,
+    skip,
+    skip_kernel_gradient,
+    thin_attention,
+)
 
 pytestmark = pytest.mark.skipif(native.instructions().startswith("none"), reason=native.instructions())
 SIZES = [(100, 7, 5, 3), (7, 100, 3, 5), (1, 1, 1, 1), (49, 130, 20, 40), (2100, 33, 64, 64), (33, 2100, 64, 64)]
@@ -80,7 +87,7 @@ def test_pseudoinverses_and_gradients_are_those_of_the_steps(instructions, shape
     torch.testing.assert_close(ours, Z)
     torch.testing.assert_close(pinv(A.detach(), norms, 4, False)[0], ours, rtol=0, atol=0)
     grad_A, grad_first = torch.autograd.grad(Z, (A, first), grad)
-    found, dots = pinv_gradient(grad, A.detach(), norms, steps)
+    found, dots = pinv_gradient(grad, A.detach(), norms, *steps)
     torch.testing.assert_close(found, grad_A + grad_first.mT / norms[:, None, None])
     torch.testing.assert_close(dots, (grad_first.mT * A).sum((1, 2)))
 
@@ -140,6 +147,36 @@ def test_a_wrong_number_stays_where_it_belongs():
     out = thin_attention(query, key[:, :, :16], value[:, :, :16], None, 0.3)[0]
     assert out[0, 0, 7].isnan().all()
     assert out.isnan().sum() == 8
+    value[0, 1, 100] = torch.inf
+    out = skip(value, draw(2, 9, seed=4, dtype=torch.float32))
+    assert (~out.isfinite()).any(3)[0, 1].nonzero().flatten().tolist() == list(range(96, 105))
+    assert out[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [(700, 16, 16, 32, 9), (133, 5, 7, 20, 3), (300, 16, 8, 40, 1)], ids=str)
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(instructions, dtype, sizes):
+    n, d, e, m, taps = sizes
+    inputs = [in_rows(draw(2, 3, n, width, seed=i)) for i, width in enumerate((d, d, e))]
+    inputs.append(draw(3, taps, seed=3))
+    upstream = (in_rows(draw(2, 3, n, e, seed=4)),)
+    parts = lambda *x: (nystrom_attention(*x[:3], num_landmarks=m, conv_weight=x[3]),)
+    with native.without_native():
+        expected = with_gradients(parts, inputs, upstream)
+    found = with_gradients(parts, [x.to(dtype) for x in inputs], [x.to(dtype) for x in upstream])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=TOLERANCES[dtype] * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("sizes", [(100, 6, 9), (33, 16, 33), (2, 3, 7), (1100, 64, 5)], ids=str)
+def test_convolutions_and_their_gradients_are_those_of_the_definition(instructions, sizes):
+    n, e, taps = sizes
+    value, kernel, grad = draw(2, 3, n, e), draw(3, taps, seed=1), draw(2, 3, n, e, seed=2)
+    windows = torch.nn.functional.pad(value, (0, 0, taps // 2, taps // 2)).unfold(2, taps, 1)  # (b h n e k)
+    torch.testing.assert_close(skip(value, kernel), torch.einsum("bhnek, hk -> bhne", windows, kernel))
+    torch.testing.assert_close(
+        skip_kernel_gradient(grad, value, taps), torch.einsum("bhnek, bhne -> hk", windows, grad)
+    )
 
 
 def run(code, **environment):

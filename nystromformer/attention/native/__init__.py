@@ -1,6 +1,25 @@
 """Inner loops of Nyström attention in machine code, for CPUs where the package was installed with a C compiler."""
 
-from nystromformer.attention.native.functions import MOST_COLUMNS, pinv, pinv_gradient, thin_attention
+from nystromformer.attention.native.functions import (
+    MOST_COLUMNS,
+    pinv,
+    pinv_gradient,
+    skip,
+    skip_kernel_gradient,
+    thin_attention,
+    whole_attention,
+)
 from nystromformer.attention.native.library import instructions, runs_native, without_native
 
-__all__ = ["MOST_COLUMNS", "instructions", "pinv", "pinv_gradient", "runs_native", "thin_attention", "without_native"]
+__all__ = [
+    "MOST_COLUMNS",
+    "instructions",
+    "pinv",
+    "pinv_gradient",
+    "runs_native",
+    "skip",
+    "skip_kernel_gradient",
+    "thin_attention",
+    "whole_attention",
+    "without_native",
+]

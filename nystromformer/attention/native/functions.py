@@ -1,11 +1,12 @@
-"""What the attentions call: thin attention, with few queries or few keys, with its gradients, and the pseudoinverse."""
+"""What the attentions call, with gradients: Nyström attention as a whole, attention with few queries or few keys, and
+the parts of both."""
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from nystromformer.attention.native import operators as operators
+from nystromformer.attention.native import small_operators, thin_operators  # noqa: F401 (they are made on import)
 
 MOST_COLUMNS = 256
 """Queries or keys, whichever are fewer, up to which one side of the softmax fits into a cache."""
@@ -42,7 +43,7 @@ class _FewKeys(Function):
     def forward(
         query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, with_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        return ops.rows(query, key, value, bias, None, None, scale, with_lse)
+        return ops.rows(query, key, value, bias, scale, with_lse)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -89,11 +90,73 @@ class _FewQueries(Function):
         return *grads, None, None, None
 
 
-def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """The paper's iteration for `A` (g, r, c) from Aᵀ / `norms` (g,), and what `pinv_gradient` needs, where `keep`."""
+def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    """The paper's iteration for `A` (g, r, c) from Aᵀ / `norms` (g,), and what `pinv_gradient` needs of each step,
+    (g, 3, ...), where `keep`."""
     return ops.pinv(A, norms, iterations, keep)
 
 
-def pinv_gradient(grad: Tensor, A: Tensor, norms: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+def pinv_gradient(grad: Tensor, A: Tensor, norms: Tensor, *steps: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of `A` but for what comes through `norms`, and Σ A ∘ the gradient of the first Zᵀ."""
-    return ops.pinv_backward(grad, A, norms, steps)
+    return ops.pinv_backward(grad, A, norms, list(steps))
+
+
+def skip(value: Tensor, kernel: Tensor) -> Tensor:
+    """The skip convolution of `value` (b, h, n, e) with `kernel` (h, k), without gradients."""
+    return ops.skip(value, kernel)
+
+
+def skip_kernel_gradient(grad: Tensor, value: Tensor, kernel_size: int) -> Tensor:
+    """The gradient (h, k) of its kernel."""
+    return ops.skip_kernel(grad, value, kernel_size)
+
+
+def whole_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    num_landmarks: int,
+    iterations: int,
+    scale: float,
+) -> Tensor:
+    """Nyström attention with segment means, for more than m queries and keys, and the skip convolution of the values.
+
+    As one function it writes each large gradient once, and keeps nothing large but its inputs.
+    """
+    inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    return _Whole.apply(query, key, value, kernel, num_landmarks, iterations, scale, keep)[0]
+
+
+class _Whole(Function):
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kernel: Tensor | None,
+        num_landmarks: int,
+        iterations: int,
+        scale: float,
+        keep: bool,
+    ) -> tuple[Tensor, ...]:
+        *results, steps = ops.nystrom(query, key, value, kernel, num_landmarks, iterations, scale, keep)
+        return *results, *steps
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        query, key, value, kernel, _, _, ctx.scale, ctx.keep = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(query, key, value, kernel, *output[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 8
+        assert ctx.keep, "a gradient was asked for that was not when the attention ran"
+        inputs_and_small, steps = ctx.saved_tensors[:11], ctx.saved_tensors[11:]
+        *grads, of_kernel = ops.nystrom_backward(grad, *inputs_and_small, list(steps), ctx.scale)
+        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None, None

@@ -68,6 +68,8 @@ INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x
 #include "rows.h"
 #include "columns.h"
 #include "pseudoinverse.h"
+#include "landmarks.h"
+#include "core.h"
 
 #if defined(TARGET) && defined(__clang__)
 _Pragma("clang attribute pop")

@@ -7,17 +7,28 @@ typedef struct {
     int64_t threads, count, rows, columns, size, iterations;
     view A, Z;      /* (1, c, rows, columns) and (1, c, columns, rows), c matrices */
     REAL *norms;    /* (c): what Aᵀ is divided by for the first Z */
-    REAL *steps;    /* (c, iterations, 3, size, size): Z, Y and T of each step, for the backward; or none */
+    const int64_t *steps; /* addresses of (c, 3, size, size) for each step, its Z, Y and T, for the backward; or 0 */
     view grad, grad_A;
     REAL *dots;     /* (c): Σ A ∘ the gradient of the first Zᵀ */
 } pinv_task;
 
+/* As many addresses as steps; the first is 0 where nothing is kept. */
+INLINE const int64_t *take_steps(const int64_t **args, int64_t iterations) {
+    const int64_t *steps = *args;
+    *args += iterations;
+    return iterations && steps[0] ? steps : NULL;
+}
+
+INLINE REAL *step_of(const int64_t *steps, int64_t i, int64_t item, int64_t square) {
+    return (REAL *)(intptr_t)steps[i] + item * 3 * square;
+}
+
 INLINE pinv_task take_pinv(const int64_t **args) {
     pinv_task t = {0};
     t.threads = take(args);
-    t.count = take(args), t.rows = take(args), t.columns = take(args), t.size = take(args), t.iterations = take(args);
+    t.count = take(args), t.rows = take(args), t.columns = take(args), t.size = take(args);
     t.A = take_view(args), t.Z = take_view(args);
-    t.norms = (REAL *)(intptr_t)take(args), t.steps = (REAL *)(intptr_t)take(args);
+    t.norms = (REAL *)(intptr_t)take(args), t.iterations = take(args), t.steps = take_steps(args, t.iterations);
     return t;
 }
 
@@ -52,42 +63,46 @@ INLINE void square_times_panels(REAL *C, const REAL *A, const REAL *B, const REA
     times_plus(C, D, size, A, size, B, size, size, size, factor, before);
 }
 
+/* `current` from the first Z to the last, for the `item`-th matrix, a square A. Z, Y and T of each step go to `steps`,
+   where there are any; `spare` is four squares. */
+static void pinv_steps(const REAL *A, REAL *current, const int64_t *steps, int64_t item, REAL *spare, int64_t size,
+                       int64_t iterations) {
+    const int64_t square = size * size;
+    for (int64_t i = 0; i < iterations; i++) {
+        REAL *Z = steps ? step_of(steps, i, item, square) : spare + square, *Y = Z + square, *T = Y + square;
+        memcpy(Z, current, square * sizeof(REAL));
+        square_times(Y, A, Z, Y, size, 1, 0);
+        square_times(spare, Y, Y, Y, size, -1, 7); /* Y (7 I − Y) */
+        square_times(T, Y, spare, Y, size, -1, 15); /* Y (15 I − Y (7 I − Y)) */
+        square_times(current, Z, T, Z, size, (REAL)(-1.0 / 4), (REAL)(13.0 / 4));
+    }
+}
+
 static void pinv_forward_item(const void *task, int64_t item, void *scratch) {
     const pinv_task *t = task;
     const int64_t size = t->size, square = size * size;
-    REAL *A = scratch, *current = A + square, *seven = current + square, *Z = seven + square;
-    if (t->steps) Z = t->steps + item * t->iterations * 3 * square;
+    REAL *A = scratch, *current = A + square, *spare = current + square;
     pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
     pack_square_transposed(current, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns, t->norms[item]);
-    for (int64_t i = 0; i < t->iterations; i++) {
-        REAL *Y = Z + square, *T = Y + square;
-        memcpy(Z, current, square * sizeof(REAL));
-        square_times(Y, A, Z, Y, size, 1, 0);
-        square_times(seven, Y, Y, Y, size, -1, 7);  /* Y (7 I − Y) */
-        square_times(T, Y, seven, Y, size, -1, 15); /* Y (15 I − Y (7 I − Y)) */
-        square_times(current, Z, T, Z, size, (REAL)(-1.0 / 4), (REAL)(13.0 / 4));
-        if (t->steps) Z += 3 * square;
-    }
+    pinv_steps(A, current, t->steps, item, spare, size, t->iterations);
     unpack(at(t->Z, 0, item, 0), t->Z.r, current, size, t->columns, t->rows);
 }
 
 ENTRY(pinv_forward)(const int64_t *args, double unused) {
     const pinv_task t = take_pinv(&args);
-    const size_t numbers = (t.steps ? 3 : 6) * t.size * t.size;
+    const size_t numbers = 6 * t.size * t.size;
     (void)unused;
     return nystrom_for_each_item(pinv_forward_item, &t, t.count, numbers * sizeof(REAL), t.threads);
 }
 
-static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
-    const pinv_task *t = task;
-    const int64_t size = t->size, square = size * size;
-    REAL *A = scratch, *grad = A + square, *next = grad + square, *grad_A = next + square, *grad_T = grad_A + square;
-    REAL *left = grad_T + square, *both = left + square, *grad_Y = both + square, *panels = grad_Y + square;
-    pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
-    pack_square(grad, size, at(t->grad, 0, item, 0), t->grad.r, t->columns, t->rows);
-    memset(grad_A, 0, square * sizeof(REAL));
-    for (int64_t i = t->iterations - 1; i >= 0; i--) {
-        const REAL *Z = t->steps + (item * t->iterations + i) * 3 * square, *Y = Z + square, *T = Y + square;
+/* `grad` from that of the last Z to that of the first, and what the steps add to `grad_A`; `spare` is six squares. */
+static void pinv_steps_backward(const REAL *A, REAL *grad, REAL *grad_A, const int64_t *steps, int64_t item, REAL *spare,
+                                int64_t size, int64_t iterations) {
+    const int64_t square = size * size;
+    REAL *grad_T = spare, *left = grad_T + square, *both = left + square, *grad_Y = both + square;
+    REAL *next = grad_Y + square, *panels = next + square;
+    for (int64_t i = iterations - 1; i >= 0; i--) {
+        const REAL *Z = step_of(steps, i, item, square), *Y = Z + square, *T = Y + square;
         transposed_square_times(grad_T, Z, grad, grad, size, (REAL)(-1.0 / 4), 0);
         /* T = 15 Y − 7 Y² + Y³: with D = grad_T, grad_Y = 15 D − 7 (Yᵀ D + D Yᵀ) + YᵀYᵀ D + Yᵀ D Yᵀ + D YᵀYᵀ. */
         transposed_square_times(left, Y, grad_T, grad_T, size, 1, -7);
@@ -101,13 +116,28 @@ static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
         pack_transposed(panels, Z, size, size, size);
         square_times_panels(grad_A, grad_Y, panels, grad_A, size, 1, 1);
     }
+}
+
+/* What the first Z = Aᵀ / norm adds to `grad_A`, but for the norm; Σ A ∘ its gradient is returned. */
+static REAL first_step_backward(const REAL *A, const REAL *grad, REAL *grad_A, int64_t size, REAL norm) {
     REAL dot = 0;
-    for (int64_t i = 0; i < t->rows; i++)
-        for (int64_t j = 0; j < t->columns; j++) {
+    for (int64_t i = 0; i < size; i++)
+        for (int64_t j = 0; j < size; j++) {
             dot += grad[j * size + i] * A[i * size + j];
-            grad_A[i * size + j] += grad[j * size + i] / t->norms[item];
+            grad_A[i * size + j] += grad[j * size + i] / norm;
         }
-    t->dots[item] = dot;
+    return dot;
+}
+
+static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
+    const pinv_task *t = task;
+    const int64_t size = t->size, square = size * size;
+    REAL *A = scratch, *grad = A + square, *grad_A = grad + square, *spare = grad_A + square;
+    pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
+    pack_square(grad, size, at(t->grad, 0, item, 0), t->grad.r, t->columns, t->rows);
+    memset(grad_A, 0, square * sizeof(REAL));
+    pinv_steps_backward(A, grad, grad_A, t->steps, item, spare, size, t->iterations);
+    t->dots[item] = first_step_backward(A, grad, grad_A, size, t->norms[item]);
     unpack(at(t->grad_A, 0, item, 0), t->grad_A.r, grad_A, size, t->rows, t->columns);
 }
 

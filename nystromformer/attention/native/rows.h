@@ -103,7 +103,7 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
     REAL *O = S + TOKENS * sp, *window = O + TOKENS * ep, *taps = window + (TOKENS + t->taps) * ep;
     pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d);
     pack_panels(V, at(t->value, x.g, x.c, 0), t->value.r, t->s, t->e);
-    if (t->skip.data) pack_taps(taps, at(t->kernel, 0, x.c, 0), t->taps);
+    if (t->skip.data) pack_taps(taps, at(t->kernel, 0, x.c, 0), t->taps, 0);
     for (int64_t g = x.g; g < x.g_end; g++) {
         pack_bias(bias, t, g, x.c);
         for (int64_t r = x.r; r < x.r_end; r += TOKENS) {
@@ -116,7 +116,7 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
             times(to, stride, S, sp, V, rows, ep, t->s, 0);
             if (t->skip.data) {
                 pack_window(window, ep, t->skip, g, x.c, r - t->taps / 2, rows + t->taps - 1, t->n, t->e);
-                convolve(to, stride, taps, window, ep, rows, ep, t->taps, 1);
+                convolve(to, stride, taps, t->taps, window, ep, rows, ep, 1);
             }
             if (to == O) unpack(out, t->out.r, O, ep, rows, t->e);
         }
@@ -127,8 +127,7 @@ ENTRY(rows_forward)(const int64_t *args, double scale) {
     rows_task t = take_rows(&args, scale, ROWS_FORWARD);
     t.out = take_view(&args), t.lse = take_view(&args), t.skip = take_view(&args), t.kernel = take_view(&args);
     t.taps = take(&args);
-    const int64_t numbers = t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep +
-                            taps_size(t.taps);
+    const int64_t numbers = t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep + t.taps;
     return nystrom_for_each_item(rows_forward_item, &t, t.C * t.g_parts * t.r_parts, numbers * sizeof(REAL), t.threads);
 }
 

@@ -1,0 +1,119 @@
+/* All that is small, head by head: A = softmax(scale·Q̃ K̃ᵀ), its pseudoinverse Z, and W = Z (B V). */
+
+typedef struct {
+    int64_t threads, G, C, m, d, e, size, iterations;
+    view queries, keys, BV, W; /* (g, c, m, ...) */
+    REAL *A;                   /* (g, c, size, size) */
+    REAL *Z;                   /* the same */
+    const int64_t *steps;      /* as of a pinv_task, with (g, c) for its c */
+    view grad_W, grad_BV, grad_queries, grad_keys;
+    REAL scale;
+} core_task;
+
+INLINE core_task take_core(const int64_t **args, double scale) {
+    core_task t = {0};
+    t.threads = take(args);
+    t.G = take(args), t.C = take(args), t.m = take(args), t.d = take(args), t.e = take(args);
+    t.size = take(args);
+    t.queries = take_view(args), t.keys = take_view(args), t.BV = take_view(args), t.W = take_view(args);
+    t.A = (REAL *)(intptr_t)take(args), t.Z = (REAL *)(intptr_t)take(args);
+    t.iterations = take(args), t.steps = take_steps(args, t.iterations);
+    t.scale = (REAL)scale;
+    return t;
+}
+
+/* The largest sums of a softmax matrix's columns and rows, whose product its transpose is divided by. */
+typedef struct {
+    REAL column_sum, row_sum;
+    int64_t column, row;
+} norms;
+
+static norms norms_of(const REAL *A, int64_t m, int64_t size, REAL *sums) {
+    norms x = {-1, -1, 0, 0};
+    memset(sums, 0, size * sizeof(REAL));
+    for (int64_t i = 0; i < m; i++) {
+        REAL row_sum = 0;
+        for (int64_t j = 0; j < m; j++) {
+            row_sum += A[i * size + j];
+            sums[j] += A[i * size + j];
+        }
+        if (!(row_sum <= x.row_sum)) x.row_sum = row_sum, x.row = i;
+    }
+    for (int64_t j = 0; j < m; j++)
+        if (!(sums[j] <= x.column_sum)) x.column_sum = sums[j], x.column = j;
+    return x;
+}
+
+static void core_forward_item(const void *task, int64_t item, void *scratch) {
+    const core_task *t = task;
+    const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
+    const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS);
+    REAL *spare = scratch, *panels = spare + 4 * square, *Q = panels + size * (dp + ep);
+    REAL *W = Q + m * dp, *bias = W + m * ep, *A = t->A + item * square, *Z = t->Z + item * square;
+    for (int64_t j = 0; j < size; j++) bias[j] = j < m ? 0 : -(REAL)INFINITY;
+    pack_transposed(panels, at(t->keys, g, c, 0), t->keys.r, m, t->d);
+    pack(Q, dp, at(t->queries, g, c, 0), t->queries.r, m, t->d);
+    memset(A, 0, square * sizeof(REAL));
+    times(A, size, Q, dp, panels, m, up_to_multiple(m, COLUMNS), t->d, 0);
+    for (int64_t r = 0; r < m; r += TOKENS) softmax_rows(A + r * size, smaller(TOKENS, m - r), size, bias, t->scale, NULL);
+    const norms x = norms_of(A, m, size, spare);
+    pack_square_transposed(Z, size, A, size, m, m, x.column_sum * x.row_sum);
+    pinv_steps(A, Z, t->steps, item, spare, size, t->iterations);
+    pack_panels(panels, at(t->BV, g, c, 0), t->BV.r, m, t->e);
+    times(W, ep, Z, size, panels, m, ep, m, 0);
+    unpack(at(t->W, g, c, 0), t->W.r, W, ep, m, t->e);
+}
+
+ENTRY(core_forward)(const int64_t *args, double scale) {
+    const core_task t = take_core(&args, scale);
+    const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
+    const size_t numbers = 4 * t.size * t.size + 2 * t.size * (dp + ep) + t.size;
+    return nystrom_for_each_item(core_forward_item, &t, t.G * t.C, numbers * sizeof(REAL), t.threads);
+}
+
+/* Gradients of B V and of the landmarks from that of W; `grad_keys` is added to. */
+static void core_backward_item(const void *task, int64_t item, void *scratch) {
+    const core_task *t = task;
+    const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
+    const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS), mp = up_to_multiple(m, COLUMNS);
+    const REAL *A = t->A + item * square, *Z = t->Z + item * square;
+    REAL *grad = scratch, *grad_A = grad + square, *spare = grad_A + square, *panels = spare + 6 * square;
+    REAL *wide = panels + size * (dp + ep), *result = wide + m * (dp + ep);
+    /* of W = Z (B V) */
+    pack(wide, ep, at(t->grad_W, g, c, 0), t->grad_W.r, m, t->e);
+    memset(result, 0, m * ep * sizeof(REAL));
+    add_transposed_times(result, ep, Z, size, wide, ep, m, ep, m);
+    unpack(at(t->grad_BV, g, c, 0), t->grad_BV.r, result, ep, m, t->e);
+    pack_transposed(panels, at(t->BV, g, c, 0), t->BV.r, m, t->e);
+    memset(grad, 0, square * sizeof(REAL));
+    times(grad, size, wide, ep, panels, m, mp, t->e, 0);
+    /* of Z */
+    const norms x = norms_of(A, m, size, spare);
+    const REAL norm = x.column_sum * x.row_sum;
+    memset(grad_A, 0, square * sizeof(REAL));
+    pinv_steps_backward(A, grad, grad_A, t->steps, item, spare, size, t->iterations);
+    const REAL less = first_step_backward(A, grad, grad_A, size, norm) / (norm * norm);
+    for (int64_t i = 0; i < m; i++) {
+        if (A[i * size + x.column] > 0) grad_A[i * size + x.column] -= less * x.row_sum;
+        if (A[x.row * size + i] > 0) grad_A[x.row * size + i] -= less * x.column_sum;
+    }
+    /* of the softmax */
+    for (int64_t r = 0; r < m; r += TOKENS)
+        softmax_rows_backward(A + r * size, grad_A + r * size, smaller(TOKENS, m - r), size, t->scale, NULL);
+    pack_panels(panels, at(t->keys, g, c, 0), t->keys.r, m, t->d);
+    times(result, dp, grad_A, size, panels, m, dp, m, 0);
+    unpack(at(t->grad_queries, g, c, 0), t->grad_queries.r, result, dp, m, t->d);
+    pack(wide, dp, at(t->queries, g, c, 0), t->queries.r, m, t->d);
+    pack(result, dp, at(t->grad_keys, g, c, 0), t->grad_keys.r, m, t->d);
+    add_transposed_times(result, dp, grad_A, size, wide, dp, m, dp, m);
+    unpack(at(t->grad_keys, g, c, 0), t->grad_keys.r, result, dp, m, t->d);
+}
+
+ENTRY(core_backward)(const int64_t *args, double scale) {
+    core_task t = take_core(&args, scale);
+    const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
+    t.grad_W = take_view(&args), t.grad_BV = take_view(&args);
+    t.grad_queries = take_view(&args), t.grad_keys = take_view(&args);
+    const size_t numbers = 8 * t.size * t.size + 3 * t.size * (dp + ep);
+    return nystrom_for_each_item(core_backward_item, &t, t.G * t.C, numbers * sizeof(REAL), t.threads);
+}

@@ -1,0 +1,69 @@
+/* Means over segments of equal size, up to one token: segment j of m begins at token ⌈j·n/m⌉. */
+
+#define SEGMENTS 8         /* of one item of work */
+#define ADDED_AT_ONCE 128  /* rows: long sums are sums of such sums, which keeps their rounding small */
+
+typedef struct {
+    int64_t threads, G, C, n, m, d, parts;
+    view tokens, means; /* (g, c, n, d), (g, c, m, d) */
+} means_task;
+
+INLINE means_task take_means(const int64_t **args) {
+    means_task t;
+    t.threads = take(args);
+    t.G = take(args), t.C = take(args), t.n = take(args), t.m = take(args), t.d = take(args);
+    t.tokens = take_view(args), t.means = take_view(args);
+    t.parts = parts_of(t.m, SEGMENTS);
+    return t;
+}
+
+INLINE int64_t first_of(const means_task *t, int64_t segment) { return parts_of(segment * t->n, t->m); }
+
+static void means_forward_item(const void *task, int64_t item, void *scratch) {
+    const means_task *t = task;
+    const int64_t g = item / t->parts % t->G, c = item / t->parts / t->G, first = item % t->parts * SEGMENTS;
+    REAL *total = scratch, *some = total + t->d;
+    for (int64_t j = first; j < smaller(first + SEGMENTS, t->m); j++) {
+        const int64_t begin = first_of(t, j), end = first_of(t, j + 1);
+        REAL *mean = at(t->means, g, c, j);
+        memset(total, 0, t->d * sizeof(REAL));
+        for (int64_t r = begin; r < end;) {
+            memset(some, 0, t->d * sizeof(REAL));
+            for (const int64_t until = smaller(r + ADDED_AT_ONCE, end); r < until; r++) {
+                const REAL *row = at(t->tokens, g, c, r);
+                for (int64_t k = 0; k < t->d; k++) some[k] += row[k];
+            }
+            for (int64_t k = 0; k < t->d; k++) total[k] += some[k];
+        }
+        const int64_t count = end - begin;
+        for (int64_t k = 0; k < t->d; k++) mean[k] = total[k] / (count ? count : 1);
+    }
+}
+
+ENTRY(means_forward)(const int64_t *args, double unused) {
+    const means_task t = take_means(&args);
+    (void)unused;
+    return nystrom_for_each_item(means_forward_item, &t, t.G * t.C * t.parts, 2 * t.d * sizeof(REAL), t.threads);
+}
+
+/* Adds to `tokens` their share of what `means` holds, a gradient each. */
+static void means_backward_item(const void *task, int64_t item, void *scratch) {
+    const means_task *t = task;
+    const int64_t g = item / t->parts % t->G, c = item / t->parts / t->G, first = item % t->parts * SEGMENTS;
+    REAL *share = scratch;
+    for (int64_t j = first; j < smaller(first + SEGMENTS, t->m); j++) {
+        const int64_t begin = first_of(t, j), end = first_of(t, j + 1);
+        const REAL *mean = at(t->means, g, c, j);
+        for (int64_t k = 0; k < t->d; k++) share[k] = mean[k] / (end - begin);
+        for (int64_t r = begin; r < end; r++) {
+            REAL *row = at(t->tokens, g, c, r);
+            for (int64_t k = 0; k < t->d; k++) row[k] += share[k];
+        }
+    }
+}
+
+ENTRY(means_backward)(const int64_t *args, double unused) {
+    const means_task t = take_means(&args);
+    (void)unused;
+    return nystrom_for_each_item(means_backward_item, &t, t.G * t.C * t.parts, t.d * sizeof(REAL), t.threads);
+}
