@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import with_options
-from nystromformer.attention.common import checked_scale, full_precision, refuse_causal, refuse_forward_mode
+from nystromformer.attention.common import full_precision
 from nystromformer.attention.nystrom_core import plus_skip
 from nystromformer.attention.nystrom_local_core import (
     NystromLocalKeywords,
@@ -18,24 +18,19 @@ from nystromformer.attention.nystrom_local_core import (
     attend,
     attend_to_sequences,
 )
-from nystromformer.attention.skip_convolution import kernel_of
-from nystromformer.attention.valid_spans import as_batch, as_rows
+from nystromformer.attention.valid_spans import as_rows
 from nystromformer.attention.varlen import attend_as_padded_batch, packed_input
 
 
 @with_options(NystromLocalOptions)
 def nystrom_local_attention_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor | None = None, *,
     max_seqlen: int | None = None,
     conv_weight: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
     **options: Unpack[NystromLocalKeywords],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`nystrom_local_attention` of sequences that are packed one after the other: (t, h, e), in the dtype of `value`.
 
     Args:
@@ -45,7 +40,7 @@ def nystrom_local_attention_varlen(
             last one ends. Sequences can't be empty.
         num_landmarks: m, for each sequence.
         max_seqlen: the most tokens that a sequence has; needed in compiled graphs, which pad to it.
-        heavy_keys, block_size, core_rows, ridge, exact_below, conv_weight, scale, is_causal: as in
+        heavy_keys, block_size, chosen_blocks, core_rows, ridge, exact_below, conv_weight, scale, is_causal: as in
             `nystrom_local_attention`.
 
     >>> query = key = value = torch.randn(1000, 8, 64)
@@ -57,19 +52,15 @@ def nystrom_local_attention_varlen(
     if not packed.is_self_attention:
         raise ValueError("query and key are nested with other lengths: must be of the same sequences; near means near.")
     given = NystromLocalOptions(**options)
-    scale = checked_scale(scale, as_batch(packed.query))
-    refuse_causal(is_causal)
-    refuse_forward_mode(packed.query, packed.key, packed.value, conv_weight)
-    if conv_weight is not None:
-        conv_weight = kernel_of(conv_weight, packed.value.shape[1], packed.value.dtype)
+    scale, kernel = packed.checked(scale, conv_weight, is_causal)
 
     def attend_and_skip(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-        return plus_skip(attend(query, key, value, mask, scale, given), value, conv_weight)
+        return plus_skip(attend(query, key, value, mask, scale, given), value, kernel)
 
     with full_precision(packed.query):
         if torch.compiler.is_compiling():
             return packed.result(attend_as_padded_batch(attend_and_skip, packed, max_seqlen))
         sequences = packed.sequences()
         outs = attend_to_sequences(*sequences, scale=scale, options=given)
-        outs = [plus_skip(out, value, conv_weight) for out, value in zip(outs, sequences[2], strict=True)]
+        outs = [plus_skip(out, value, kernel) for out, value in zip(outs, sequences[2], strict=True)]
         return packed.result(torch.cat([as_rows(out) for out in outs]))

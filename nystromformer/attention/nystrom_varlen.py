@@ -16,17 +16,14 @@ from torch import Tensor
 
 from nystromformer.attention.base import with_options
 from nystromformer.attention.common import (
-    checked_scale,
     full_precision,
     key_padding_mask,
-    refuse_causal,
-    refuse_forward_mode,
     softmax_attention,
 )
 from nystromformer.attention.landmarks import Segments, means_over, segments_of_ranks
 from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
 from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
-from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
+from nystromformer.attention.skip_convolution import skip_convolution
 from nystromformer.attention.valid_spans import as_batch, as_rows
 from nystromformer.attention.varlen import PackedInput, Packing, Spread, packed_input
 from nystromformer.checks import check_at_least
@@ -37,11 +34,7 @@ CHUNK = 256
 
 @with_options(NystromOptions)
 def nystrom_attention_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor | None = None, *,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen: int | None = None,
@@ -49,7 +42,7 @@ def nystrom_attention_varlen(
     scale: float | None = None,
     is_causal: bool = False,
     **options: Unpack[NystromKeywords],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`nystrom_attention` of sequences that are packed one after the other: (t, h, e), in the dtype of `value`.
 
     Each sequence's rows are what `nystrom_attention` gives for it alone: its own landmarks, exact where it is short,
@@ -63,7 +56,7 @@ def nystrom_attention_varlen(
         num_landmarks: m, for each sequence.
         cu_seqlens_q, cu_seqlens_k: in place of `cu_seqlens`, for cross-attention between b pairs of sequences.
         max_seqlen: is not needed here, where other attentions need it in compiled graphs.
-        conv_weight, pinv_iterations, pinv_scaling, landmarks, pinv, exact_below, scale, is_causal: as in
+        conv_weight, pinv_iterations, pinv_scaling, landmarks, grid_shape, pinv, exact_below, scale, is_causal: as in
             `nystrom_attention`.
 
     >>> query = key = value = torch.randn(1000, 8, 64)
@@ -73,35 +66,28 @@ def nystrom_attention_varlen(
     """
     packed = packed_input(query, key, value, cu_seqlens, cu_seqlens_q, cu_seqlens_k)
     given = NystromOptions(**options)
-    scale = checked_scale(scale, as_batch(packed.query))
-    refuse_causal(is_causal)
-    refuse_forward_mode(packed.query, packed.key, packed.value, conv_weight)
+    scale, kernel = packed.checked(scale, conv_weight, is_causal)
     if max_seqlen is not None:
         check_at_least("max_seqlen", max_seqlen, 1)
-    if conv_weight is not None:
-        if not packed.is_self_attention:
-            raise ValueError(
-                "conv_weight was given with cu_seqlens_q and cu_seqlens_k: the skip convolution belongs to "
-                "self-attention; leave conv_weight out."
-            )
-        conv_weight = kernel_of(conv_weight, packed.value.shape[1], packed.value.dtype)
 
     with full_precision(packed.query):
-        # K-means compares tokens with centers of their own sequence, and scaling by the batch needs all of it together.
+        # Other landmarks compare the tokens of a sequence, and scaling by the batch needs all of it together.
         by_sequence = packed.queries.lengths is not None and given.pinv_scaling == "matrix"
-        if by_sequence or (given.landmarks == "kmeans" and not torch.compiler.is_compiling()):
-            outs = attend_to_sequences(*packed.sequences(), kernel=conv_weight, scale=scale, options=given)
+        if by_sequence or (given.landmarks != "segment_means" and not torch.compiler.is_compiling()):
+            outs = attend_to_sequences(*packed.sequences(), kernel=kernel, scale=scale, options=given)
             return packed.result(torch.cat([as_rows(out) for out in outs]))
         out = attend_in_chunks(packed, scale, given)
-        if conv_weight is not None:
-            out = out + spaced_convolution(packed.value, packed.keys, conv_weight)
+        if kernel is not None:
+            out = out + spaced_convolution(packed.value, packed.keys, kernel)
         return packed.result(out)
 
 
 def attend_in_chunks(packed: PackedInput, scale: float, options: NystromOptions) -> Tensor:
     """F A⁺ B V (t, h, e), exact for short sequences, without a shape that depends on what `cu_seqlens` holds."""
-    if options.landmarks == "kmeans":
-        raise ValueError("landmarks='kmeans' in a compiled graph of packed sequences: must be 'segment_means' there.")
+    if options.landmarks != "segment_means":
+        raise ValueError(
+            f"landmarks={options.landmarks!r} in a compiled graph of packed sequences: must be 'segment_means' there."
+        )
     m, dtype = options.num_landmarks, packed.value.dtype
     query, key, value = packed.as_one
     query_segments = key_segments = packed_segments(packed.queries, m)

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import check_floating, check_query_key_value, shape_of
+from nystromformer.attention.common import (
+    check_floating,
+    check_query_key_value,
+    checked_scale,
+    refuse_causal,
+    refuse_forward_mode,
+    shape_of,
+)
+from nystromformer.attention.skip_convolution import kernel_of
 from nystromformer.attention.valid_spans import as_batch, as_rows, is_readable
 from nystromformer.checks import check_at_least
 
@@ -117,6 +125,20 @@ class PackedInput:
     def as_one(self) -> tuple[Tensor, Tensor, Tensor]:
         """All tokens as one sequence: views (1, h, t, d), (1, h, s, d), (1, h, s, e)."""
         return as_batch(self.query), as_batch(self.key), as_batch(self.value)
+
+    def checked(self, scale: float | None, conv_weight: Tensor | None, is_causal: bool) -> tuple[float, Tensor | None]:
+        """The scale of the logits and the kernel (h, k) of a skip convolution, from what a caller gave."""
+        refuse_causal(is_causal)
+        refuse_forward_mode(self.query, self.key, self.value, conv_weight)
+        kernel = None
+        if conv_weight is not None:
+            if not self.is_self_attention:
+                raise ValueError(
+                    "conv_weight was given with cu_seqlens_q and cu_seqlens_k: the skip convolution belongs to "
+                    "self-attention; leave conv_weight out."
+                )
+            kernel = kernel_of(conv_weight, self.value.shape[1], self.value.dtype)
+        return checked_scale(scale, as_batch(self.query)), kernel
 
     def sequences(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Each sequence alone: views (1, h, l, d)."""

@@ -10,6 +10,7 @@ from nystromformer.attention.varlen import lengths_to_offsets
 
 LENGTHS = [5, 1, 40, 17, 8, 130, 90]
 SIZES = {"num_landmarks": 8, "block_size": 4, "core_rows": 6}
+EXACT_UP_TO = nystrom_local_core.NystromLocalOptions(**SIZES).exact_up_to
 
 
 def inputs(lengths=LENGTHS, e=6, dtype=torch.float64):
@@ -53,7 +54,7 @@ def test_short_sequences_are_exact():
     out = nystrom_local_attention_varlen(query, key, value, borders(), **SIZES)
     for q, k, v, found in zip(*(x.split(LENGTHS) for x in (query, key, value, out)), strict=True):
         exact = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)))
-        assert torch.allclose(found, exact.transpose(0, 1), atol=1e-9) == (len(q) <= 8)
+        assert torch.allclose(found, exact.transpose(0, 1), atol=1e-9) == (len(q) <= EXACT_UP_TO)
 
 
 def test_the_fits_of_all_sequences_are_one_batch(monkeypatch):
@@ -61,7 +62,7 @@ def test_the_fits_of_all_sequences_are_one_batch(monkeypatch):
     note = lambda exact, *args: shapes.append(exact.shape) or original(exact, *args)
     monkeypatch.setattr(nystrom_local_core, "corrected_values", note)
     nystrom_local_attention_varlen(*inputs(), borders(), **SIZES)
-    assert shapes == [(2 * sum(length > 8 for length in LENGTHS), 6, 6)]
+    assert shapes == [(2 * sum(length > EXACT_UP_TO for length in LENGTHS), 6, 6)]
 
 
 def test_nothing_of_n_by_m_elements_is_made():
