@@ -157,6 +157,7 @@ class _Whole(Function):
         if grad is None:
             return (None,) * 8
         assert ctx.keep, "a gradient was asked for that was not when the attention ran"
-        inputs_and_small, steps = ctx.saved_tensors[:11], ctx.saved_tensors[11:]
+        saved = ctx.saved_tensors  # asked for once, as gradient checkpointing wants it
+        inputs_and_small, steps = saved[:11], saved[11:]
         *grads, of_kernel = ops.nystrom_backward(grad, *inputs_and_small, list(steps), ctx.scale)
         return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None, None
