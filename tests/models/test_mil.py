@@ -8,7 +8,8 @@ from largest_tensor import Largest
 from nystrom_attention import NystromAttention as PackageAttention
 from published_transmil import PublishedTransMIL
 
-from nystromformer.models.mil import TransMIL, checked_cells, normalized_map, square_cells
+from nystromformer.models.mil import TransMIL, normalized_map
+from nystromformer.models.mil_grid import checked_cells, square_cells
 
 SIZES = {"dim": 32, "heads": 4, "num_landmarks": 8}
 
