@@ -165,7 +165,7 @@ def main() -> None:
     share = loading.median / times["ours"].median
     recorder.record("loader, a batch", loading.median, unit="s", share_of_step=share)
     table = Table(["case", "step", "median s", "minimum s", "ratio", "ratio of minima"], rows).markdown()
-    text = f"{table}\n\nThe loader takes {1e3 * loading.median:.2f} ms a batch, {100 * share:.2f} % of our step.\n"
+    text = f"{table}\n\nThe loader takes {1e3 * loading.median:.2f} ms per batch, {100 * share:.2f} % of our step.\n"
     write_text(options.out / "table.md", text)
     print(text)
 

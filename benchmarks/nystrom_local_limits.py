@@ -2,7 +2,7 @@
 
     python benchmarks/nystrom_local_limits.py --out results/nystrom-local/limits
 
-Each query puts a given share of its weight on one token and spreads the rest. That token is a neighbour, one that all
+Each query puts a given share of its weight on one token and spreads the rest. That token is a neighbor, one that all
 queries share, or a far one that no other query looks at. And queries and keys without any order: normal noise, with
 logits that spread more and more. The figure is ‖Ŝ V − S V‖ / ‖S V‖, with values that are noise, mean over heads.
 """
@@ -47,7 +47,7 @@ def looking_at(target: Tensor, share: float, generator: torch.Generator) -> tupl
 def cases(generator: torch.Generator) -> Iterator[tuple[str, Tensor, Tensor]]:
     place = torch.arange(LENGTH)
     targets = {
-        "a neighbour": (place + NEIGHBOUR).clamp(max=LENGTH - 1),
+        "a neighbor": (place + NEIGHBOUR).clamp(max=LENGTH - 1),
         "one token that all look at": torch.full_like(place, SHARED),
         "a far token of its own": (place + LENGTH // 2) % LENGTH,
     }

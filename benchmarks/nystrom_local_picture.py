@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 LENGTH, BLOCK, SEGMENTS, CORE_ROWS = 96, 8, 10, 12
 HEAVY = [0, 37, 71]
-COLOURS = {
+COLORS = {
     "near: as it is": "#1f5fa8",
     "heavy: as it is, for all queries": "#c2402d",
     "far: through the mean of its segment": "#e9e4d6",
@@ -36,7 +36,7 @@ def main() -> None:
     kinds[:, HEAVY] = 1
 
     figure, panel = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
-    panel.imshow(kinds, cmap=ListedColormap(list(COLOURS.values())), interpolation="nearest")
+    panel.imshow(kinds, cmap=ListedColormap(list(COLORS.values())), interpolation="nearest")
     rows = (2 * torch.arange(CORE_ROWS) + 1) * LENGTH // (2 * CORE_ROWS)
     core = panel.scatter([-3] * CORE_ROWS, rows, marker=">", s=16, color="black", clip_on=False)
     panel.set_xlim(-5, LENGTH - 0.5)
@@ -46,7 +46,7 @@ def main() -> None:
     panel.set_yticks([])
     for side in panel.spines.values():
         side.set_visible(False)
-    patches = [Patch(color=colour, label=label) for label, colour in COLOURS.items()]
+    patches = [Patch(color=color, label=label) for label, color in COLORS.items()]
     core.set_label("core rows: known exactly")
     figure.legend(handles=[*patches, core], frameon=False, loc="outside right center", fontsize=9)
     figure.savefig(path, dpi=130)

@@ -6,7 +6,7 @@
 
 One size is changed at a time, landmarks and blocks together. Quality is measured as in `fidelity.py`, on articles that
 defaults may be chosen with or on others, for reporting: see `PARTS`. Positions beyond those of the model start again.
-Times are of one call, interleaved. `quality` goes on where it stopped; each command draws what there is.
+Times are of one call, interleaved. `quality` resumes where it stopped; each command draws what there is.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 About half an hour of one core for each of the four attentions and for the control, and 20 minutes for each way to
 start, after the corpus is tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at
-any time and started again: finished runs are left alone, others go on where they stopped. `DIR` holds `wikipedia/` and
+any time and started again: finished runs are left alone, others resume where they stopped. `DIR` holds `wikipedia/` and
 `books/`.
 
 Models are smaller than the paper's BERT-small, so that they leave the first plateau on such a machine: BERT-tiny's 2

@@ -4,12 +4,12 @@
         --out results/nystrom-local/retrieval
 
 Articles are cut into consecutive passages, each is embedded by mean pooling, and each is a query for its nearest
-neighbours among all others: once with exact attention, once with another. Two settings:
+neighbors among all others: once with exact attention, once with another. Two settings:
 
-- all: neighbours are mostly passages of the same article, as where chunks of documents are searched.
+- all: neighbors are mostly passages of the same article, as where chunks of documents are searched.
 - other articles: passages of the query's own article don't count, which leaves many near ties.
 
-Embeddings are kept in `--cache`, one file for each attention, so that a second run goes on where the first stopped.
+Embeddings are kept in `--cache`, one file for each attention, so that a second run resumes where the first stopped.
 The articles are none of those that defaults were chosen with: see `HELD_OUT`.
 """
 
@@ -36,7 +36,7 @@ from nystromformer.records import Recorder, new_job_folder, read_records, write_
 from nystromformer.report.table import Table
 
 HELD_OUT = 1000
-"""The first thousand articles in the order of the seed are for choosing defaults, those behind them for reporting."""
+"""The first thousand articles in the order of the seed are for choosing defaults, those after them for reporting."""
 NEIGHBOURS = 10
 EXACT = "exact"
 
@@ -103,15 +103,15 @@ def cached_embeddings(cache: Path, model: PreTrainedModel, passages: Passages, n
 @dataclass(frozen=True)
 class Agreement:
     top_1: float
-    """Share of queries whose nearest neighbour is the exact one."""
+    """Share of queries whose nearest neighbor is the exact one."""
     top_10: float
-    """Share of the ten nearest neighbours that are among the exact ten."""
+    """Share of the ten nearest neighbors that are among the exact ten."""
     loss: float
-    """How much less near, by exact cosine, the found neighbour is than the nearest; mean over queries."""
+    """How much less near, by exact cosine, the found neighbor is than the nearest; mean over queries."""
 
 
 def agreement(replaced: Tensor, exact: Tensor, excluded: Tensor) -> Agreement:
-    """How far the neighbours by `replaced` (p, d) are those by `exact` (p, d); `excluded` (p, p) pairs don't count.
+    """How far the neighbors by `replaced` (p, d) are those by `exact` (p, d); `excluded` (p, p) pairs don't count.
 
     >>> points = torch.nn.functional.normalize(torch.randn(20, 8), dim=1)
     >>> agreement(points, points, torch.eye(20, dtype=torch.bool))
@@ -139,9 +139,9 @@ def record_all(recorder: Recorder, passages: Passages, embeddings: dict[str, Ten
             continue
         cosine = (replaced * exact).sum(dim=1)
         recorder.record("cosine", cosine.mean().item(), worst=cosine.min().item(), attention=name)
-        for neighbours, excluded in settings.items():
+        for neighbors, excluded in settings.items():
             found = agreement(replaced, exact, excluded)
-            place = {"attention": name, "neighbours": neighbours}
+            place = {"attention": name, "neighbors": neighbors}
             recorder.record("top_1_agreement", found.top_1, **place)
             recorder.record("top_10_overlap", found.top_10, **place)
             recorder.record("similarity_lost", found.loss, **place)
@@ -149,8 +149,8 @@ def record_all(recorder: Recorder, passages: Passages, embeddings: dict[str, Ten
 
 def table(records: list[dict]) -> str:
     """A row for each attention, as Markdown."""
-    settings = list(dict.fromkeys(r["neighbours"] for r in records if "neighbours" in r))
-    values = {(r["attention"], r["metric"], r.get("neighbours")): r for r in records}
+    settings = list(dict.fromkeys(r["neighbors"] for r in records if "neighbors" in r))
+    values = {(r["attention"], r["metric"], r.get("neighbors")): r for r in records}
     rows = []
     for name in dict.fromkeys(r["attention"] for r in records):
         cosine = values[name, "cosine", None]

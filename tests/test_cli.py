@@ -88,7 +88,7 @@ def test_a_value_of_the_wrong_kind_is_refused_in_one_line(command, capsys):
 
 
 def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "nystromformer.report.page", None)  # a part of ours: not the user's to mend
+    monkeypatch.setitem(sys.modules, "nystromformer.report.page", None)  # a part of ours: not the user's to fix
     assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
     assert "unexpected ModuleNotFoundError" in capsys.readouterr().err
     monkeypatch.undo()
@@ -141,7 +141,7 @@ def path_with_the_command():
 
 def test_show_completion_writes_what_bash_needs(path_with_the_command):
     command = ["nystromformer", "--show-completion", "bash"]
-    told = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # else the shell is guessed from parent processes
+    told = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # otherwise the shell is guessed from parent processes
     done = subprocess.run(command, env=path_with_the_command | told, capture_output=True, text=True, check=True)
     assert "complete -o default -F _nystromformer_completion nystromformer" in done.stdout
 

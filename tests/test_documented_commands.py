@@ -1,6 +1,6 @@
 """Every command that the README, the guides and `--help` show, page by page, in a folder with what they name.
 
-- Those in `RUN` are executed as they stand, with options behind them that make them short: the last value of an option
+- Those in `RUN` are executed as they stand, with options after them that make them short: the last value of an option
   counts.
 - Of the other jobs that train, everything is executed up to the work itself: all options and names are checked.
 - The rest, with those in `PARSED`, goes through the command line's parser: a wrong name, option or type fails.

@@ -56,7 +56,7 @@ def test_retrieval_says_when_there_are_too_few_articles(retrieve, capsys):
     assert "--passages 16: the articles have just 15" in capsys.readouterr().err
 
 
-def test_agreement_counts_neighbours_and_leaves_out_the_excluded(retrieve):
+def test_agreement_counts_neighbors_and_leaves_out_the_excluded(retrieve):
     _, names = retrieve("out", "--passages", 12, "--skip", 0)
     angles = torch.linspace(0, 1.5, 14)
     angles[1] = 0.01  # the nearest of all to 0, and to nothing else

@@ -5,7 +5,7 @@ from torch import Tensor
 from nystromformer.attention.base import Attention
 from nystromformer.attention.common import at_least_float32, check_self_attention, full_precision, zero_masked
 
-SMALLEST_NORMALISER = 1e-12
+SMALLEST_NORMALIZER = 1e-12
 """Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""
 
 
@@ -36,8 +36,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         k = zero_masked(elu_plus_one(zero_masked(key, mask).to(dtype)), mask)  # (b h n d)
         v = zero_masked(value, mask).to(dtype)
         context = k.mT @ v  # (b h d d)
-        normaliser = q @ k.sum(dim=2).unsqueeze(-1)  # (b h n 1)
-        out = (q @ context) / normaliser.clamp(min=SMALLEST_NORMALISER)
+        normalizer = q @ k.sum(dim=2).unsqueeze(-1)  # (b h n 1)
+        out = (q @ context) / normalizer.clamp(min=SMALLEST_NORMALIZER)
     return zero_masked(out.to(value.dtype), mask)
 
 

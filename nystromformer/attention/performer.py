@@ -18,7 +18,7 @@ from nystromformer.checks import check_at_least, check_number
 
 EPSILON = 1e-4
 """Added to every feature, as published, so that no query is left without weight."""
-SMALLEST_NORMALISER = 1e-12
+SMALLEST_NORMALIZER = 1e-12
 """Only reached without valid keys, where the numerator is 0."""
 BLOCK_ELEMENTS, SMALLEST_BLOCK = 2**21, 128
 """Features are made for so many elements at a time, at least so many rows: they then stay in the cache, and their
@@ -60,7 +60,7 @@ def random_features(x: Tensor, projection: Tensor, is_query: bool, mask: Tensor 
     return logits.add_(shift).exp_(), largest
 
 
-def summarise_keys(
+def summarize_keys(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, epsilon: float, rows: int
 ) -> tuple[Tensor, Tensor]:
     """phi(K)ᵀ V (b, h, m, d) and phi(K)ᵀ 1 (b, h, m, 1), `rows` keys at a time.
@@ -118,13 +118,13 @@ def performer_attention(
     with full_precision(value):
         q, k, v = (zero_masked(x, mask).to(dtype) for x in (query, key, value))
         projection = projection.to(dtype)
-        context, weight = summarise_keys(k, v, projection, mask, epsilon, rows)
+        context, weight = summarize_keys(k, v, projection, mask, epsilon, rows)
         context_rest, weight_rest = (epsilon * x.sum(dim=2, keepdim=True) for x in (context, weight))
         outs = []
         for block in q.split(rows, dim=2):
             features, _ = random_features(block, projection, is_query=True)  # (b h rows m)
-            normaliser = (features @ weight + weight_rest).clamp(min=SMALLEST_NORMALISER)
-            outs.append((features @ context + context_rest) / normaliser)
+            normalizer = (features @ weight + weight_rest).clamp(min=SMALLEST_NORMALIZER)
+            outs.append((features @ context + context_rest) / normalizer)
         out = torch.cat(outs, dim=2)
     return zero_masked(out.to(value.dtype), mask)
 

@@ -19,7 +19,7 @@ def iterative_pinv(A: Tensor, iterations: int = 6, scaling: str = "matrix") -> T
     Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞);  Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z))).
 
     Runs at least in float32, autocast or not: in half precision it diverges. `scaling="batch"` takes the norms over
-    all matrices together, as published checkpoints were trained; a matrix's result then depends on its neighbours.
+    all matrices together, as published checkpoints were trained; a matrix's result then depends on its neighbors.
     Six steps leave singular values below about 3 % of the largest unresolved, which regularises: more steps are not
     safer, since rounding grows along those directions. `pinv_residual` tells how close the result is.
 

@@ -1,4 +1,4 @@
-"""Reformer: tokens sorted by a hash of their query attend to their neighbours in that order (Kitaev et al., 2020)."""
+"""Reformer: tokens sorted by a hash of their query attend to their neighbors in that order (Kitaev et al., 2020)."""
 
 from typing import Any
 
@@ -115,11 +115,11 @@ def attend_in_chunks(
     largest = torch.maximum(*(part.detach().amax(dim=-1, keepdim=True) for part in logits))
     before, own = (part.sub_(largest).exp_() for part in logits)
     numerator = (before @ chunk_before(v, last)).add_(own @ v)
-    normaliser = before.sum(dim=-1, keepdim=True) + own.sum(dim=-1, keepdim=True)
+    normalizer = before.sum(dim=-1, keepdim=True) + own.sum(dim=-1, keepdim=True)
     place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     inverse = torch.empty_like(order).scatter_(-1, order, place)
-    numerator, normaliser, largest = (take_rows(x.flatten(2, 3), inverse) for x in (numerator, normaliser, largest))
-    return numerator, normaliser, largest
+    numerator, normalizer, largest = (take_rows(x.flatten(2, 3), inverse) for x in (numerator, normalizer, largest))
+    return numerator, normalizer, largest
 
 
 def reformer_attention(
@@ -161,11 +161,11 @@ def reformer_attention(
         biases = chunk_biases(counts, last, is_valid.shape[1] // bucket_size, bucket_size, dtype)
         orders = (hash_order(q, directions.to(dtype), is_valid, counts, bucket_size) for directions in rotations)
         rounds = [attend_in_chunks(q, v, order, last, biases) for order in orders]
-        numerators, normalisers, largest = zip(*rounds, strict=True)
+        numerators, normalizers, largest = zip(*rounds, strict=True)
         common = torch.stack(largest).amax(dim=0)  # (b h n 1)
         shares = [(each - common).exp() for each in largest]
         numerator = sum(x * share for x, share in zip(numerators, shares, strict=True))
-        out = numerator / sum(x * share for x, share in zip(normalisers, shares, strict=True))
+        out = numerator / sum(x * share for x, share in zip(normalizers, shares, strict=True))
     return zero_masked(out[:, :, :length].to(value.dtype), mask)
 
 

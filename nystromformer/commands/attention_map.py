@@ -1,4 +1,4 @@
-"""`nystromformer attention-map`: the paper's figure for your own model and text, and the errors behind it."""
+"""`nystromformer attention-map`: the paper's figure for your own model and text, and the errors it rests on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -38,7 +38,7 @@ def convert(
 ) -> None:
     """Convert a BERT, RoBERTa or MiniLM checkpoint to a Nyströmformer ("from standard" in the paper).
 
-    Skip convolutions start at zero, so the result starts with the source's behaviour; with at most as many tokens as
+    Skip convolutions start at zero, so the result starts with the source's behavior; with at most as many tokens as
     landmarks it computes the same. Tokenizer files come along.
 
     Example: `nystromformer convert google-bert/bert-base-uncased runs/long-bert --max-length 4096`

@@ -56,7 +56,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, given: str) -> None:
     if missing:
         named = " and no ".join(name.replace("_", " ") for name in missing)
         raise ValueError(
-            f"--tokenizer {given}: has no {named}; masked language modelling on sentence pairs needs mask, cls, sep "
+            f"--tokenizer {given}: has no {named}; masked language modeling on sentence pairs needs mask, cls, sep "
             f"and pad tokens: give the tokenizer of a BERT-like model, or {TRAIN!r}."
         )
 
@@ -89,7 +89,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def _alphabet(texts: Iterable[str], normalizer: normalizers.Normalizer) -> tuple[list[str], list[str]]:
-    """The most frequent characters, and those of them that words go on with, marked so."""
+    """The most frequent characters, and those of them that continue words, marked so."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text)

@@ -34,7 +34,7 @@ from nystromformer.attention.landmarks import means_over
 from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
-from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighbouring_rows, sum_over_ranks
+from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighboring_rows, sum_over_ranks
 from nystromformer.distributed.layout import Layout, share_layouts
 
 
@@ -43,7 +43,7 @@ def add_sharded_convolution(
 ) -> Tensor:
     """`out` + `skip_convolution` of the whole sequence with `kernel` (h, k), at this rank's rows (b, h, n, e).
 
-    The convolution is linear: the shard's own rows are convolved where they are, and what neighbouring rows add to the
+    The convolution is linear: the shard's own rows are convolved where they are, and what neighboring rows add to the
     first and last k//2 outputs is computed apart. So there is no copy of the shard together with its surroundings.
     """
     skip = skip_convolution(value, kernel)
@@ -52,7 +52,7 @@ def add_sharded_convolution(
     half = kernel.shape[1] // 2
     if half == 0 or layout.length == 0:  # a rank without rows takes no part: it needs none, and nobody needs any of it
         return total
-    before, after = neighbouring_rows(value, half, layout.lengths, group, "halo")
+    before, after = neighboring_rows(value, half, layout.lengths, group, "halo")
     rows = min(half, layout.length)
     own = value.new_zeros(*value.shape[:2], rows, value.shape[3])
     first = skip_convolution(torch.cat((before, own), dim=2), kernel)[:, :, half:]
@@ -102,7 +102,7 @@ class Inputs:
         return queries, keys
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same on all ranks: else collectives would not match, forward or backward."""
+        """What must be the same on all ranks: otherwise collectives would not match, forward or backward."""
         tensors = {"query": self.query, "key": self.key, "value": self.value, "conv_weight": self.kernel}
         return {
             "batch": self.query.shape[0],
@@ -139,7 +139,7 @@ def checked_inputs(
     if options.landmarks != "segment_means":
         raise ValueError(
             f"landmarks={options.landmarks!r}: must be 'segment_means' where a sequence is split over ranks; k-means "
-            f"would exchange all its centres at every step."
+            f"would exchange all its centers at every step."
         )
     if options.exact_below is not None:
         raise ValueError(
@@ -249,7 +249,7 @@ def sequence_parallel_nystrom_attention(
 def _attend(inputs: Inputs, layouts: tuple[Layout, Layout], group: ProcessGroup | None) -> Tensor:
     """F A⁺ B V at this rank's queries, exact for each example with at most m valid keys or queries on all ranks.
 
-    What is done may depend on what all ranks know, never on one shard alone: else collectives would not match.
+    What is done may depend on what all ranks know, never on one shard alone: otherwise collectives would not match.
     """
     query, key, value, scale, dtype = inputs.query, inputs.key, inputs.value, inputs.scale, inputs.value.dtype
     m = inputs.options.num_landmarks
@@ -270,11 +270,11 @@ def _attend(inputs: Inputs, layouts: tuple[Layout, Layout], group: ProcessGroup 
     BV = _from_landmarks(queries.to(dtype), key, value, inputs.key_mask, scale, group)  # (b h m e)
     W = Z @ BV
     if few_keys:
-        # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
+        # With one key per segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
         W = torch.where(key_segments.one_token_each[:, None, None, None], own_values[0], W)
     out = softmax_attention(query, keys.to(dtype), W.to(dtype), allowed, scale)
     if few_queries:
-        # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
+        # With one query per segment Q̃ = Q, so that B V already holds the exact row of each query.
         index = query_segments.index[:, None, :, None].expand(-1, BV.shape[1], -1, BV.shape[3])
         own_rows = BV.to(dtype).gather(2, index)
         out = torch.where(query_segments.one_token_each[:, None, None, None], own_rows, out)

@@ -1,7 +1,7 @@
 """All that ranks send each other goes through this file: collectives with gradients, faults, and a count of bytes.
 
 Gradients are those of the *sum of all ranks' losses*. So the backward of a sum over ranks is the sum over ranks of the
-incoming gradients, and rows lent to a neighbour come back as gradients to be added. Every rank must therefore call
+incoming gradients, and rows lent to a neighbor come back as gradients to be added. Every rank must therefore call
 `backward`, and collectives then run in the reverse order of the forward pass on all of them.
 """
 
@@ -31,7 +31,7 @@ class Traffic:
     """What this rank sent, by purpose.
 
     `sent` counts the bytes that leave a rank with the ring algorithms of gloo and NCCL: 2 (r − 1) / r times the tensor
-    for a reduction over r ranks, r − 1 times for a gathering, once for a message to a neighbour.
+    for a reduction over r ranks, r − 1 times for a gathering, once for a message to a neighbor.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -108,15 +108,15 @@ def gather_parts(x: Tensor, lengths: Sequence[int], dim: int, group: ProcessGrou
     return _GatherParts.apply(x, tuple(lengths), dim, group, purpose)
 
 
-def neighbouring_rows(
+def neighboring_rows(
     x: Tensor, width: int, lengths: Sequence[int], group: ProcessGroup | None, purpose: str
 ) -> tuple[Tensor, Tensor]:
     """The `width` rows before and after this rank's part of a sequence, (b, h, width, e) each. Has a gradient.
 
-    `x` is (b, h, n, e) with `lengths` of all parts. Rows come from as many neighbours as it takes; beyond the ends of
+    `x` is (b, h, n, e) with `lengths` of all parts. Rows come from as many neighbors as it takes; beyond the ends of
     the sequence they are 0. An empty part lends nothing and gets nothing, and need not call this.
     """
-    return _NeighbouringRows.apply(x, width, tuple(lengths), group, purpose)
+    return _NeighboringRows.apply(x, width, tuple(lengths), group, purpose)
 
 
 class _SumOverRanks(Function):
@@ -154,7 +154,7 @@ class _GatherParts(Function):
         return total.narrow(ctx.dim, sum(ctx.lengths[:rank]), ctx.lengths[rank]), None, None, None, None
 
 
-class _NeighbouringRows(Function):
+class _NeighboringRows(Function):
     @staticmethod
     def forward(
         x: Tensor, width: int, lengths: tuple[int, ...], group: ProcessGroup | None, purpose: str

@@ -52,7 +52,7 @@ def reduce_gradients(module: nn.Module, group: ProcessGroup | None = None, reduc
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[list[Tensor]]:
-    """Neighbours of one dtype and device, about `BUCKET` numbers together."""
+    """Neighbors of one dtype and device, about `BUCKET` numbers together."""
     buckets: list[list[Tensor]] = []
     for parameter in parameters:
         last = buckets[-1] if buckets else []

@@ -83,7 +83,7 @@ def set_implementation(
 
 
 def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *args: Any) -> None:
-    """`_initialize_weights`: models know how their own modules start, and would leave ours as uninitialised memory."""
+    """`_initialize_weights`: models know how their own modules start, and would leave ours as uninitialized memory."""
     if isinstance(module, AddedSkipConvolution):
         module.reset_parameters()
     original(module, *args)

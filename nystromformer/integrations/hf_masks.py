@@ -1,4 +1,4 @@
-"""Mask functions of Transformers: what linear attention can honor, and a refusal of all else.
+"""Mask functions of Transformers: what linear attention can honor, and a refusal of all others.
 
 Transformers describes a mask by a function over pairs of tokens. Linear attention has no place for pairs, so just two
 kinds are served: padding, which stays a boolean (b, s), and padding with a window around each token, as in the local

@@ -78,17 +78,17 @@ class NystromformerConfig(PreTrainedConfig):
     attention_options: dict = field(default_factory=dict)
     """Options of that attention which have no field here, as {"window": 129} for "longformer"."""
     num_landmarks: int | None = None
-    """Of the Nyström attentions: what the name's suffix says, else 64."""
+    """Of the Nyström attentions: what the name's suffix says, otherwise 64."""
     conv_kernel_size: int | None = 65
     """Odd; None (0 in files) leaves the skip convolution out. The paper: 33 in BERT models, 35 in LRA."""
     pinv_iterations: int = NystromOptions.pinv_iterations
     pinv_scaling: str = NystromOptions.pinv_scaling
-    """"batch" computes what published code computes; an example's result then depends on its neighbours."""
+    """"batch" computes what published code computes; an example's result then depends on its neighbors."""
 
     norm: str = "post"
-    """"post" as in BERT; "pre" (LRA) has a LayerNorm behind the last layer, too."""
+    """"post" as in BERT; "pre" (LRA) has a LayerNorm after the last layer, too."""
     embedding_norm: bool = True
-    """A LayerNorm behind the embeddings."""
+    """A LayerNorm after the embeddings."""
     pooling: str = "cls"
     """How one vector stands for a sequence: its first token ("cls") or the mean of its tokens ("mean")."""
     add_pooler: bool = False

@@ -61,7 +61,7 @@ def transfer(
     """Copy `state` into `model`, each weight under the name that `names` gives it.
 
     `notes` are remarks on single weights of `state`. New weights whose name matches `start_at_zero` become 0, others
-    stay as they were initialised.
+    stay as they were initialized.
     """
     own, mapped, left = model.state_dict(), [], []
     for key, tensor in state.items():
@@ -211,7 +211,7 @@ def convert_model(
 ) -> Conversion:
     """A Nyströmformer with the weights of `source`, a BERT- or RoBERTa-like model of Transformers.
 
-    Skip convolutions start at zero, so that the model starts with the source's behaviour: with at most
+    Skip convolutions start at zero, so that the model starts with the source's behavior: with at most
     `num_landmarks` tokens its hidden states are the source's. `max_length` lengthens the position table by tiling.
     `changes` are fields of `NystromformerConfig`, such as `attention="nystrom-128"`. Heads are kept where we have the
     same; others are left.

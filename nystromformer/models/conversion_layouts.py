@@ -41,7 +41,7 @@ class Layout:
 
     heads: dict[str, dict[str, str]]
     skips_padding_position: bool
-    """Positions start behind the padding's row, as in RoBERTa."""
+    """Positions start after the padding's row, as in RoBERTa."""
     head_activation: str | None = None
     """The MLM head's activation where it is not the model's own."""
 

@@ -33,7 +33,7 @@ def activation(name: str) -> nn.Module:
 def tile_positions(table: Tensor, offset: int, length: int) -> Tensor:
     """The position table (offset + n, d) for `length` tokens: its n positions are repeated, or cut off.
 
-    Tiling keeps what the model knows about neighbours, except where one copy ends and the next begins (the paper's
+    Tiling keeps what the model knows about neighbors, except where one copy ends and the next begins (the paper's
     models for long input start so). The first `offset` rows stand for no position and stay.
 
     >>> tile_positions(torch.tensor([[-1.0], [0.0], [1.0], [2.0]]), offset=1, length=5).flatten()
@@ -133,7 +133,7 @@ class Dropout(nn.Dropout):
 
 
 LONGEST = 1024
-"""Sequences for which whole attention matrices are given: 12 heads of 1,024² float32 are 50 MB a layer."""
+"""Sequences for which whole attention matrices are given: 12 heads of 1,024² float32 are 50 MB per layer."""
 
 
 def attention_and_map(
@@ -336,7 +336,7 @@ class NystromformerEncoder(nn.Module):
     def __init__(self, config: NystromformerConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(NystromformerLayer(config) for _ in range(config.num_hidden_layers))
-        # with the LayerNorms before the sublayers nothing has normalised the last sum yet
+        # with the LayerNorms before the sublayers nothing has normalized the last sum yet
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
     def forward(self, hidden: Tensor, *inputs: Any, output_hidden_states: bool = False) -> BaseModelOutput:

@@ -71,7 +71,7 @@ class WeightShapesError(ValueError, RuntimeError):
 def check_keys(name: str, prefix: str, loading: dict[str, Iterable], ignores_sizes: bool = False) -> None:
     """Refuse a checkpoint that lacks weights of the encoder, has some that find no place, or some of another shape.
 
-    Heads may differ: a new one is trained, an old one left behind. Transformers reports them.
+    Heads may differ: a new one is trained, an old one left out. Transformers reports them.
     """
     found = {"missing": loading["missing_keys"], "surplus": loading["unexpected_keys"]}
     wrong = {kind: _of_encoder(keys, prefix) for kind, keys in found.items()}

@@ -128,8 +128,8 @@ class NystromformerForMaskedLM(PredictsWords):
 
 @dataclass
 class NystromformerForPreTrainingOutput(ModelOutput):
-    """`loss` is the sum of both objectives' means. The sums, counts and numbers of right answers behind it add up over
-    batches and processes to exact means and accuracies."""
+    """`loss` is the sum of both objectives' means. The sums, counts and numbers of right answers that it is made of add
+    up over batches and processes to exact means and accuracies."""
 
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None

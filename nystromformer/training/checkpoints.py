@@ -108,7 +108,7 @@ def generators_state() -> dict[str, Any]:
 
 
 def set_generators(state: dict[str, Any]) -> None:
-    """Let all random generators go on from what `generators_state` gave."""
+    """Let all random generators continue from what `generators_state` gave."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

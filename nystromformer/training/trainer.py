@@ -132,7 +132,7 @@ class ExactTrainer(Trainer):
     - Batches are grouped by length, or packed with about `packed` tokens per step where that is given; which examples
       they hold is a function of (seed, epoch) alone.
     - A checkpoint is whole or absent and carries checksums, as safetensors and JSON without pickle. The last two and
-      the best one are kept. Where the disk has no room for one, training goes on, unless it is the best one.
+      the best one are kept. Where the disk has no room for one, training continues, unless it is the best one.
     - `scheduler(optimizer, steps)` may make the schedule of the learning rate.
     """
 
@@ -220,7 +220,7 @@ class ExactTrainer(Trainer):
             reason = problem or "by another process"
             if step == self.state.best_global_step and self.args.load_best_model_at_end:
                 raise UserError(f"{final}, the best model, can't be written ({reason}): make room, then --resume.")
-            warnings.warn(f"{final} can't be written ({reason}): training goes on without it.", stacklevel=2)
+            warnings.warn(f"{final} can't be written ({reason}): training continues without it.", stacklevel=2)
 
     def _problem_of(self, write: Callable[..., None], *paths: Path) -> Exception | None:
         """The error of a disk that is full or gone."""

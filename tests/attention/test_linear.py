@@ -13,14 +13,14 @@ def tokens(*shape, seed=0):
 
 
 def dense(query, key, value, mask):
-    """The n×n matrix of phi(q) . phi(k), its rows normalised over the valid keys."""
+    """The n×n matrix of phi(q) . phi(k), its rows normalized over the valid keys."""
     similarity = (functional.elu(query) + 1) @ (functional.elu(key) + 1).mT
     similarity = similarity * mask[:, None, None, :] * mask[:, None, :, None]
     total = similarity.sum(-1, keepdim=True)
     return torch.where(total > 0, similarity / total.clamp(min=1e-300), 0) @ value
 
 
-def test_equals_the_normalised_dense_formula_in_output_and_gradients():
+def test_equals_the_normalized_dense_formula_in_output_and_gradients():
     qkv = tokens(2, 3, 41, 5)
     mask = torch.rand(2, 41, generator=torch.Generator().manual_seed(1)) < 0.7
     ours, expected = linear_attention(*qkv, mask), dense(*qkv, mask)

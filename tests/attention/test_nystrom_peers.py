@@ -48,7 +48,7 @@ def test_operation_equals_nystrom_attention_with_batch_scaling():
     torch.testing.assert_close(peer.to_out(ours.transpose(1, 2).flatten(2)), peer(x), rtol=1e-8, atol=1e-9)
 
 
-def test_batch_neighbours_change_the_peer_and_not_us():
+def test_batch_neighbors_change_the_peer_and_not_us():
     peer = peer_layer()
     layer, x = same_weights(peer), 3 * torch.randn(3, 64, 32, dtype=torch.float64)
     one_by_one = lambda module: torch.cat([module(example[None]) for example in x])

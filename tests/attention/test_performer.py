@@ -5,7 +5,7 @@ import torch
 from performer_pytorch import FastAttention
 from torch.nn import functional
 
-from nystromformer.attention.performer import PerformerAttention, draw_projection, performer_attention, summarise_keys
+from nystromformer.attention.performer import PerformerAttention, draw_projection, performer_attention, summarize_keys
 
 HEADS, DIM = 3, 8
 
@@ -26,7 +26,7 @@ def features(x, projection, epsilon=0.0, c=0.0):
 
 
 def dense(query, key, value, projection, mask):
-    """The n×n matrix of phi(q) . phi(k), normalised over the valid keys of each example alone, at the published c."""
+    """The n×n matrix of phi(q) . phi(k), normalized over the valid keys of each example alone, at the published c."""
     out = torch.zeros_like(query)
     for b in range(len(query)):
         for h in range(HEADS):
@@ -68,15 +68,15 @@ def test_padding_does_not_set_the_scale_of_the_keys():
     mask = torch.arange(6).eq(0).unsqueeze(0)
     key, value = (x * mask[..., None] for x in (key, value))
     projection = -key[0, 0, :1]  # W k of the first token is negative, so that the 0 of padding would be larger
-    padded = summarise_keys(key, value, projection, mask, 1e-4, rows=4)
-    alone = summarise_keys(key[:, :, :1], value[:, :, :1], projection, None, 1e-4, rows=4)
+    padded = summarize_keys(key, value, projection, mask, 1e-4, rows=4)
+    alone = summarize_keys(key[:, :, :1], value[:, :, :1], projection, None, 1e-4, rows=4)
     torch.testing.assert_close(padded, alone, rtol=0, atol=1e-12)
 
 
 def test_no_keys_give_an_empty_summary():
     _, key, value = (x.detach() for x in qkv(1, 6))
     mask = torch.zeros(1, 6, dtype=torch.bool)
-    context, weight = summarise_keys(key * 0, value * 0, draw_projection(4, DIM).double(), mask, 1e-4, rows=4)
+    context, weight = summarize_keys(key * 0, value * 0, draw_projection(4, DIM).double(), mask, 1e-4, rows=4)
     assert not context.any()
     assert not weight.any()
 

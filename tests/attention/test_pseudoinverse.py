@@ -54,7 +54,7 @@ def test_a_zero_matrix_has_pseudoinverse_zero_and_finite_gradients():
     assert A.grad.isfinite().all()
 
 
-def test_a_matrix_does_not_depend_on_its_neighbours_unless_asked():
+def test_a_matrix_does_not_depend_on_its_neighbors_unless_asked():
     A = torch.cat([softmax_matrices(1, 8, 8, spread=5), softmax_matrices(3, 8, 8, spread=0.5)])
     torch.testing.assert_close(iterative_pinv(A), torch.cat([iterative_pinv(a[None]) for a in A]))
     alone = torch.cat([iterative_pinv(a[None], scaling="batch") for a in A])

@@ -57,8 +57,8 @@ def test_a_name_that_is_no_string_is_refused():
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_an_unknown_option_lists_the_options(name):
-    with pytest.raises(ValueError, match="option 'colour' of attention") as error:
-        build_attention(name, **SIZE, colour="red")
+    with pytest.raises(ValueError, match="option 'color' of attention") as error:
+        build_attention(name, **SIZE, color="red")
     options = ATTENTIONS[name].option_defaults()
     assert all(option in str(error.value) for option in options or ["(none)"])
 

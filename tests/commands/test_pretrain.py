@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_and_writes_nothing(command, shared, tmp_path, cap
         "picture.png: its name must end with one of": with_corpus("picture.png"),
         "none.txt: no such file or folder, and no Hub id": with_corpus("none.txt"),
         "1 documents, and none of them fell to the": with_corpus("one.txt"),
-        "has no mask token; masked language modelling": command(tokenizer=no_mask / "vocab.txt"),
+        "has no mask token; masked language modeling": command(tokenizer=no_mask / "vocab.txt"),
         "nobody/nothing: can't be read": command(tokenizer="nobody/nothing"),
         "no --tokenizer: give": command(tokenizer=""),
         "--vocab-size 3: must be at least 6": command("--vocab-size", 3, tokenizer="train"),

@@ -74,7 +74,7 @@ def test_tokenizers_unfit_for_pretraining_are_refused(sentencepiece_model, tmp_p
     empty.mkdir()
     (tmp_path / "vocab.bin").write_text("")
     cases = {
-        without_mask: "has no mask token; masked language modelling on sentence pairs needs mask, cls, sep and pad",
+        without_mask: "has no mask token; masked language modeling on sentence pairs needs mask, cls, sep and pad",
         piece: "has no mask token",
         bpe: r"can't be read \(not a unigram model",
         cut: "cut.json: can't be read",

@@ -50,7 +50,7 @@ def test_what_a_rank_sends_does_not_depend_on_the_length(tmp_path):
         numbers = 2 * 4 * 16  # b h m
         assert long["landmarks"] == pytest.approx(2 * 4 / 3 * 4 * numbers * 2 * 16, abs=4)
         assert long["merge"] == pytest.approx(4 / 3 * 4 * numbers * (1 + 2 * 17), abs=4)
-        # the kernel's half of 4 rows to each neighbour, 2 · 4 · 16 numbers a row
+        # the kernel's half of 4 rows to each neighbor, 2 · 4 · 16 numbers a row
         assert long["halo"] in {2 * 4 * 4 * 128, 2 * 2 * 4 * 4 * 128}
         # headers and acknowledgements of the transport come on top
         assert sum(long.values()) <= by_sockets <= 1.1 * sum(long.values()) + 4096

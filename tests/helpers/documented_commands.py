@@ -34,7 +34,7 @@ def shell_commands(page: Path) -> list[str]:
 
 
 def mentions(text: str) -> list[str]:
-    """What stands behind `nystromformer` in inline code, outside of blocks."""
+    """What follows `nystromformer` in inline code, outside of blocks."""
     return [" ".join(mention.split()) for mention in MENTION.findall(FENCE.sub("", text))]
 
 

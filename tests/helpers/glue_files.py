@@ -39,26 +39,26 @@ def write_official(root: Path) -> Path:
 
 def official_parts(part: str, numbers: range) -> dict[str, tuple[list[str] | None, list[list[object]]]]:
     """(header, rows) of each task's file for a part. Test parts have no labels."""
-    labelled = part != "test"
+    labeled = part != "test"
     names = ("entailment", "not_entailment")
     pairs = [[sentence(i), sentence(i + 1)] for i in numbers]
-    label = ["label"] * labelled
+    label = ["label"] * labeled
     numbered = [[i, *pair] for i, pair in zip(numbers, pairs, strict=True)]
-    named = [row + [names[row[0] % 2]] * labelled for row in numbered]
+    named = [row + [names[row[0] % 2]] * labeled for row in numbered]
     found = {
         f"QNLI/{part}": (["index", "question", "sentence", *label], named),
         f"RTE/{part}": (["index", "sentence1", "sentence2", *label], named),
-        f"WNLI/{part}": (["index", "sentence1", "sentence2", *label], [r + [r[0] % 2] * labelled for r in numbered]),
+        f"WNLI/{part}": (["index", "sentence1", "sentence2", *label], [r + [r[0] % 2] * labeled for r in numbered]),
         f"STS-B/{part}": (
-            [*STSB, *["score"] * labelled],
-            [[i, *"abcdef", a, b] + [f"{i % 6}.250"] * labelled for i, a, b in numbered],
+            [*STSB, *["score"] * labeled],
+            [[i, *"abcdef", a, b] + [f"{i % 6}.250"] * labeled for i, a, b in numbered],
         ),
         f"MRPC/{part}": (
-            ["Quality" if labelled else "index", "#1 ID", "#2 ID", "#1 String", "#2 String"],
-            [[i % 2 if labelled else i, 7, 8, a, b] for i, a, b in numbered],
+            ["Quality" if labeled else "index", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+            [[i % 2 if labeled else i, 7, 8, a, b] for i, a, b in numbered],
         ),
     }
-    if labelled:
+    if labeled:
         found[f"SST-2/{part}"] = ["sentence", "label"], [[a, i % 2] for i, a, _ in numbered]
         found[f"CoLA/{part}"] = None, [["gj04", i % 2, "" if i % 2 else "*", a] for i, a, _ in numbered]
         qqp = [[i, 3, 4, a, b, i % 2] for i, a, b in numbered]
@@ -70,7 +70,7 @@ def official_parts(part: str, numbers: range) -> dict[str, tuple[list[str] | Non
         }
         found[f"QQP/{part}"] = ["id", "question1", "question2"], numbered
     judges = {"train": ["label1"], "dev": [f"label{k}" for k in range(1, 6)], "test": []}[part]
-    gold = [*judges, "gold_label"] if labelled else []
+    gold = [*judges, "gold_label"] if labeled else []
     mnli = [
         [i, *"abcdefg", a, b] + [(*names[:1], "neutral", "contradiction")[i % 3]] * len(gold) for i, a, b in numbered
     ]

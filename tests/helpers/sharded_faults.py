@@ -49,7 +49,7 @@ UNLIKE: dict[str, dict[str, object]] = {
 
 
 def refusals() -> dict[str, dict[str, object]]:
-    """The error of this rank for each kind of unlike input, what was sent besides the facts, and that all goes on."""
+    """The error of this rank for each kind of unlike input, what was sent besides the facts, and that all resumes."""
     odd = dist.get_rank() == 1
     found = {name: _refused(lambda changes=changes: attend(odd, **changes)) for name, changes in UNLIKE.items()}
     inputs = split_sequence(batch())

@@ -113,7 +113,7 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], reduction: str | None)
 
 def trainings(ranks: int, split: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Training runs whose result must be the same on any number of ranks."""
-    inputs, labelled = split(batch()), split(with_labels(batch()))
+    inputs, labeled = split(batch()), split(with_labels(batch()))
     count = int((with_labels(batch())["labels"] != -100).sum())
     replicated, own = (None, None) if ranks == 1 else ("mean", "sum")
     pairs = torch.tensor([count, 3 * ranks], dtype=torch.float64)  # each rank has the loss of all pairs
@@ -123,8 +123,8 @@ def trainings(ranks: int, split: Callable[[dict[str, Tensor]], dict[str, Tensor]
         "distributed-data-parallel": trained(*parallel, None if ranks == 1 else "ddp"),
         "sequence-loss-mean-pooling": trained(*sequence_loss(inputs, pooling="mean"), replicated),
         "gradient-checkpointing": trained(*sequence_loss(inputs, checkpointing=True), replicated),
-        "token-loss": trained(*token_loss(labelled, count), own),
-        "token-and-sequence-loss": trained(*both_losses(labelled, pairs), own),
+        "token-loss": trained(*token_loss(labeled, count), own),
+        "token-and-sequence-loss": trained(*both_losses(labeled, pairs), own),
     }
 
 

@@ -112,7 +112,7 @@ def test_vit_with_enough_landmarks_is_unchanged():
 
 
 def embed(model, tokenizer, sentences):
-    """Mean pooling over real tokens and normalisation, as sentence-transformers does for this model."""
+    """Mean pooling over real tokens and normalization, as sentence-transformers does for this model."""
     batch = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt")
     with torch.no_grad():
         hidden = model(**batch).last_hidden_state

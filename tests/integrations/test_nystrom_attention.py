@@ -38,7 +38,7 @@ def inputs(batch, length, dtype=torch.float64):
 
 
 def mask_of(kind, batch, length):
-    """With holes, with padding behind, or with an example without any token."""
+    """With holes, with padding at the end, or with an example without any token."""
     if kind is None:
         return None
     mask = torch.rand(batch, length, generator=torch.Generator().manual_seed(2)) < 0.6

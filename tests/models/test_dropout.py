@@ -18,7 +18,7 @@ def test_drops_the_asked_share_and_keeps_the_mean(p, dtype):
     assert out[kept].double().unique().tolist() == [pytest.approx(1 / (1 - p), rel=5e-3)]
 
 
-def test_decisions_of_neighbours_are_independent():
+def test_decisions_of_neighbors_are_independent():
     torch.manual_seed(0)
     dropped = (Dropout(0.5)(torch.ones(1 << 20)) == 0).double() - 0.5
     for distance in (1, 2, 3, 4, 8):

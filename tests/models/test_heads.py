@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nystromformer import (
-    NystromformerForMaskedLM,
+from nystromformer.models.heads import (
     NystromformerForMultipleChoice,
-    NystromformerForPreTraining,
     NystromformerForQuestionAnswering,
     NystromformerForSequenceClassification,
     NystromformerForTokenClassification,
 )
+from nystromformer.models.pretraining_heads import NystromformerForMaskedLM, NystromformerForPreTraining
 
 
 def masked(x, share=0.15, seed=3):
@@ -65,10 +64,10 @@ def test_a_head_takes_the_inputs_of_the_encoder_and_its_own(small, ids):
         NystromformerForSequenceClassification: {"labels", "num_items_in_batch"},
         NystromformerForTokenClassification: {"labels", "num_items_in_batch"},
     }
+    borders = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     for model, names in own.items():
         taken = inspect.signature(model(small()).forward).parameters.keys()
-        borders = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-    assert taken == encoder | names | borders | {"output_attentions", "output_hidden_states"}
+        assert taken == encoder | names | borders | {"output_attentions", "output_hidden_states"}
     with pytest.raises(TypeError, match="label"):
         NystromformerForTokenClassification(small())(ids(1, 8), label=ids(1, 8))
 

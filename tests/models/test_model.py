@@ -85,7 +85,7 @@ def test_hidden_states_end_with_the_last(small, lively, ids):
         assert out.hidden_states[-1] is out.last_hidden_state
 
 
-def test_pre_norm_adds_to_an_unnormalised_stream(small, lively, ids):
+def test_pre_norm_adds_to_an_unnormalized_stream(small, lively, ids):
     model = double(small, lively, norm="pre", num_hidden_layers=1)
     x = ids(1, 6)
     layer, (start, end) = model.encoder.layer[0], model(x, output_hidden_states=True).hidden_states

@@ -47,7 +47,7 @@ def test_exact_attention_comes_out_where_blocks_cover_everything_and_only_there(
 
 
 @pytest.mark.parametrize("front, back", [(0, 17), (23, 0), (6, 31)])
-def test_padding_and_neighbours_change_nothing(front, back, model, ids):
+def test_padding_and_neighbors_change_nothing(front, back, model, ids):
     x = ids(1, LENGTH)
     alone = model(x)
     length = front + LENGTH + back

@@ -59,7 +59,7 @@ def test_another_attention_takes_over_the_projections(small, lively, tmp_path):
         query = loaded.encoder.layer[1].attention.self.query.weight
         assert torch.equal(query, model.encoder.layer[1].attention.self.query.weight)
         new = [p for name, p in loaded.state_dict().items() if ".self.attention." in name]
-        assert all(p.isfinite().all() and 1e-3 < p.std() < 10 for p in new), "new weights must be initialised"
+        assert all(p.isfinite().all() and 1e-3 < p.std() < 10 for p in new), "new weights must be initialized"
 
 
 def test_missing_weights_are_named_with_what_to_do(small, tmp_path):

@@ -53,7 +53,7 @@ def test_generators_go_on_where_they_were(tmp_path):
         return random.random(), np.random.random(), torch.rand(2).tolist()
 
     draw()
-    random.gauss(0, 1)  # leaves half a pair behind
+    random.gauss(0, 1)  # leaves half a pair for the next call
     state = back(tmp_path, generators_state())
     expected = draw()
     draw()

@@ -49,9 +49,9 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     "kill_at, settings",
     [
-        (5, {}),  # within the first epoch of 9 batches: goes on from step 3
-        (9, {}),  # at the end of an epoch, before its checkpoint: goes on from step 6
-        (13, {}),  # within the second epoch: goes on from step 12
+        (5, {}),  # within the first epoch of 9 batches: resumes from step 3
+        (9, {}),  # at the end of an epoch, before its checkpoint: resumes from step 6
+        (13, {}),  # within the second epoch: resumes from step 12
         (8, {"dataloader_num_workers": 2}),
         (8, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
         (14, {"attention": "reformer-1"}),  # draws random numbers of its own
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, monkeypatch):
         save_state(path, state)
 
     monkeypatch.setattr("nystromformer.training.trainer.save_state", no_space)
-    with pytest.warns(UserWarning, match="checkpoint-12 can't be written .*No space left.*: training goes on"):  # noqa: SIM117
+    with pytest.warns(UserWarning, match="checkpoint-12 can't be written .*No space left.*: training continues"):  # noqa: SIM117
         with pytest.raises(Killed):
             train(make_trainer(tmp_path / "killed", 13))
     assert steps_saved(tmp_path / "killed")[-1] == 9

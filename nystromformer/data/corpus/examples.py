@@ -134,7 +134,7 @@ def sentence_order(
     """The segments of an example and the label of their order.
 
     `boundaries` are the ends of sentences within `tokens`. Without one the example is a single segment that says
-    nothing about order: labelled as swapped, it would be right for nothing.
+    nothing about order: labeled as swapped, it would be right for nothing.
 
     >>> segments, label = sentence_order(np.arange(6), np.array([2]), 6, np.random.default_rng(0))
     >>> [segment.tolist() for segment in segments], label

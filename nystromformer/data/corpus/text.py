@@ -218,7 +218,7 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     if mark in "。！？":
         return True
     if mark.isspace():
-        return not continues  # a wrapped line goes on in lower case
+        return not continues  # a wrapped line continues in lower case
     if "\n" in match[0]:
         return True
     if continues:

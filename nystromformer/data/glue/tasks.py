@@ -38,7 +38,7 @@ class Task:
     test: dict[str, str] = field(default_factory=lambda: {"test": "test"})
     hub_id: str = "nyu-mll/glue"
     headerless: tuple[str, ...] = ()
-    """All columns in order, in files of labelled parts that have no header."""
+    """All columns in order, in files of labeled parts that have no header."""
     has_damage: bool = False
     """The published files have lines that lack columns, which everyone leaves out, and some empty texts."""
 

@@ -137,9 +137,9 @@ def label_of(row: Row, classes: dict[str, int] | None) -> int | float:
     name = str(given).strip()
     if name in classes:
         return classes[name]
-    unlabelled = " Is this a part without labels?" if name == "-1" else ""
+    unlabeled = " Is this a part without labels?" if name == "-1" else ""
     raise ValueError(
-        f"{row.where}: label {shown(given)}; must be one of {', '.join(classes)}: fix or remove the row.{unlabelled}"
+        f"{row.where}: label {shown(given)}; must be one of {', '.join(classes)}: fix or remove the row.{unlabeled}"
     )
 
 

@@ -199,7 +199,7 @@ def _picture_and_label(folder: Path, path: Path, number: int, fields: list[str])
             f"was cut short, copy it again."
         )
     if fields[3] not in ("0", "1"):
-        raise ValueError(f"{path}, line {number}: label {fields[3]!r}; must be 0 or 1: mend or remove the line.")
+        raise ValueError(f"{path}, line {number}: label {fields[3]!r}; must be 0 or 1: fix or remove the line.")
     picture = folder / fields[0] / fields[1]
     if not picture.is_file():
         raise ValueError(f"{picture}: no such file, but {path}, line {number}, names it; copy the pictures again.")

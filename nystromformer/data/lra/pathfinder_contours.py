@@ -61,7 +61,7 @@ class PathfinderOptions:
 
     @property
     def clearance(self) -> float:
-        """Between the centre lines of different contours: their ink is then twice `margin` apart."""
+        """Between the center lines of different contours: their ink is then twice `margin` apart."""
         return 2 * self.margin + self.paddle_thickness
 
 

@@ -45,7 +45,7 @@ def read_text(folder: Path, max_length: int, dev_is_test: bool = False) -> Split
 
 def _text_part(folder: Path, part: str, max_length: int) -> Examples:
     texts, labels = [], []
-    for where, text, label in _labelled(folder, part, "text"):
+    for where, text, label in _labeled(folder, part, "text"):
         if not isinstance(text, str) or not text:
             raise ValueError(f"{where}: text {text!r}; must be a text that is not empty: remove the row.")
         texts.append(text.encode()[:max_length])
@@ -62,7 +62,7 @@ def read_image(folder: Path, max_length: int) -> Splits:
 
 def _image_part(folder: Path, part: str, max_length: int) -> Examples:
     pictures, labels = [], []
-    for where, image, label in _labelled(folder, part, "img"):
+    for where, image, label in _labeled(folder, part, "img"):
         if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
             raise ValueError(f"{where}: img is not an encoded picture; must be a copy of the Hub's uoft-cs/cifar10.")
         pictures.append(pixels_of(image["bytes"], where, IMAGE_SIZE).tobytes()[:max_length])
@@ -102,7 +102,7 @@ def unquoted(field: bytes) -> bytes:
     return inner.replace(b'""', b'"') if quoted else field
 
 
-def _labelled(folder: Path, part: str, column: str) -> Iterator[tuple[str, Any, Any]]:
+def _labeled(folder: Path, part: str, column: str) -> Iterator[tuple[str, Any, Any]]:
     """(where, cell of `column`, label) of each row of all files of a part, such as `plain_text/train-*.parquet`."""
     files = parquet_files(folder, part)
     if not files:
@@ -170,7 +170,7 @@ def shown(text: bytes, length: int = 40) -> str:
 
 
 def pixels_of(source: Path | bytes, name: object, size: int) -> np.ndarray:
-    """The grey levels (size, size) of an image file or its bytes; colours by ITU-R 601 luma. `name` is for complaints.
+    """The grey levels (size, size) of an image file or its bytes; colors by ITU-R 601 luma. `name` is for complaints.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()

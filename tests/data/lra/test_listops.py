@@ -62,7 +62,7 @@ def test_expressions_have_their_value_and_their_length(seed, low):
         assert set(words) <= set(TOKENS)
         assert depth_of(words) <= options.max_depth
         assert value_of(words) == target
-        assert not words, "one expression and nothing behind it"
+        assert not words, "one expression and nothing after it"
 
 
 def test_nodes_follow_the_published_distribution():
