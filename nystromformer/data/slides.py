@@ -33,21 +33,21 @@ def draw_slide(seed: int, part: int, index: int, tiles: tuple[int, int], shift: 
         shift: how far planted tiles and artifacts lie from others, in standard deviations of a feature.
     """
     rng = np.random.default_rng([seed, part, index])
-    tiles = round(math.exp(np.random.default_rng([seed, part, index // 2, 1]).uniform(*np.log(tiles))))
-    side = math.ceil(math.sqrt(2.2 * tiles))
+    number = round(math.exp(np.random.default_rng([seed, part, index // 2, 1]).uniform(*np.log(tiles))))
+    side = math.ceil(math.sqrt(2.2 * number))
     # Tissue: the cells nearest to the center, where "near" follows a smooth random coast.
     y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
     coast = 0.2 * smooth_noise(rng, 1, side, side / 12)[0] - np.hypot(x, y)
-    places = np.sort(np.argpartition(coast.ravel(), -tiles)[-tiles:])
+    places = np.sort(np.argpartition(coast.ravel(), -number)[-number:])
     cells = np.stack(np.divmod(places, side), axis=1)
     # Features: unit variance, partly shared with neighbors, around a stain that is the slide's own.
     shared = smooth_noise(rng, FEATURES, side, 1.5).reshape(FEATURES, -1)[:, places].T
-    own, stain = rng.standard_normal((tiles, FEATURES)), rng.standard_normal(FEATURES)
+    own, stain = rng.standard_normal((number, FEATURES)), rng.standard_normal(FEATURES)
     features = 0.6 * shared + 0.8 * own + 0.05 * stain
 
     planted_direction, artifact_direction = directions(seed)
     artifacts = clusters(rng, cells)
-    planted = clusters(rng, cells) if index % 2 == 0 else np.zeros(tiles, dtype=bool)
+    planted = clusters(rng, cells) if index % 2 == 0 else np.zeros(number, dtype=bool)
     features += shift * (artifacts[:, None] * artifact_direction + planted[:, None] * planted_direction)
     return Slide(torch.from_numpy(features).float(), torch.from_numpy(cells), planted, artifacts)
 

@@ -188,8 +188,10 @@ def efficiency_tables(records: Iterable[Record]) -> list[Table]:
         names = [name for name in entries if name != LIMIT]
         rows = [[name, *(spread_text(entries[name].get(n, Entry())) for n in lengths)] for name in names]
         highlight = {place for place, name in enumerate(names) if is_ours(name)}
-        note = "The fastest repeat, and how far above it the median and the slowest lie: how disturbed the machine was."
-        tables.append(Table(header, rows, highlight, title="Spread of the times", note=note))
+        spread = (
+            "The fastest repeat, and how far above it the median and the slowest lie: how disturbed the machine was."
+        )
+        tables.append(Table(header, rows, highlight, title="Spread of the times", note=spread))
     if peers := peer_rows(entries):
         tables.append(Table(header, peers, title=(Code(MAIN), " against the same work elsewhere")))
     return tables

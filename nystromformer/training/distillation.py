@@ -18,7 +18,7 @@ from nystromformer.data.lra import as_is
 from nystromformer.errors import user_input
 from nystromformer.files import read_object, write_text
 from nystromformer.integrations import register
-from nystromformer.integrations.attention_interface import FUNCTIONS, AttentionCall, attention_of
+from nystromformer.integrations.attention_interface import AttentionCall, attention_of
 from nystromformer.integrations.guarded_models import refuse
 from nystromformer.integrations.hf_modules import interface_modules
 from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_choice, set_layers
@@ -195,16 +195,15 @@ class DistillOptions(CorpusOptions):
 
 def refuse_linear(source: Source) -> None:
     """A teacher has exact attention."""
-    if source.is_own and source.attention == EXACT:
+    if source.attention != EXACT:
+        raise ValueError(
+            f"{source.name} has linear attention already ({source.attention}): give the model with exact attention "
+            f"that it came from."
+        )
+    if source.is_own:
         raise ValueError(
             f"{source.name} is one of our own models, with attention of its configuration: make it a BERT with "
-            f"`nystromformer convert --to bert` and distill that, or train it with --attention in `pretrain`."
-        )
-    saved = source.fields().get("attn_implementation")
-    if source.is_own or saved in FUNCTIONS:
-        raise ValueError(
-            f"{source.name} has linear attention already ({source.attention if source.is_own else saved}): give the "
-            f"model with exact attention that it came from."
+            f"`nystromformer convert --to bert` and distill that."
         )
 
 
@@ -241,6 +240,7 @@ def distill(options: DistillOptions, say: Callable[[str], None]) -> None:
         teacher = load_teacher(options.source, options.max_length).eval()
         pooling = pooling_of(options.model)
         data = options.read(tokenizer)
+        tokenizer.model_max_length = max(tokenizer.model_max_length, options.max_length)
         with arguments.main_process_first():  # one measures, the others read
             sensitivity, layers = find_layers(options, teacher, data, arguments)
         run = options.run(tuple(layers))

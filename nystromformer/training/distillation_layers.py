@@ -90,7 +90,8 @@ def measure_sensitivity(
         step(f"sensitivity of layers: {number + 1} of {len(batches)}")
         calls, _ = record_calls(teacher, **batch)
         if not errors:
-            errors, seconds = ([{name: [] for name in names} for _ in calls] for _ in range(2))
+            errors = [{name: [] for name in names} for _ in calls]
+            seconds = [{name: [] for name in names} for _ in calls]
         for layer, each in enumerate(calls):
             exact = _attend(each, EXACT, options)
             for name in names:

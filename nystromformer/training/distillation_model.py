@@ -50,13 +50,14 @@ class Distillation(nn.Module):
         super().__init__()
         if pooling is not None:
             check_choice("pooling", pooling, POOLINGS)
-        self.student, self.pooling, self.stage = student, pooling, LAYERS
+        self.student: Any = student
+        self.pooling, self.stage = pooling, LAYERS
         self._teacher = (teacher.eval().requires_grad_(False),)  # no part of what is trained and saved
         self.pairs = matched_attentions(teacher, student)
         self.eval()
 
     @property
-    def teacher(self) -> nn.Module:
+    def teacher(self) -> Any:
         return self._teacher[0]
 
     def train(self, mode: bool = True) -> "Distillation":

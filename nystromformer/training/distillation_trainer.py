@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
@@ -19,7 +20,7 @@ class DistillationTrainer(ExactTrainer):
     def __init__(self, *args: Any, stage_steps: dict[str, int], layers_rate: float, warmup: float, **kwargs: Any):
         self.stage_steps, self.warmup = stage_steps, warmup
         self.layers_rate = layers_rate
-        self.exact = None
+        self.exact: Tensor | None = None
         super().__init__(*args, scheduler=self._scheduler, **kwargs)
         self.add_callback(Stages(self))
 

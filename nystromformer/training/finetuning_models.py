@@ -11,7 +11,11 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from nystromformer.attention.nystrom import NystromOptions
 from nystromformer.attention.registry import ATTENTIONS, parse_attention_name
 from nystromformer.checks import check_odd
-from nystromformer.integrations.offered import OFFERED
+from nystromformer.integrations.attention_interface import stated_options
+from nystromformer.integrations.guarded_models import REMEMBERED
+from nystromformer.integrations.layer_attentions import EXACT, listed
+from nystromformer.integrations.offered import OFFERED, OPTIONS
+from nystromformer.integrations.skip_convolution import ATTRIBUTE as CONVOLUTION
 from nystromformer.integrations.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.models import NystromformerConfig
 from nystromformer.models.conversion import POSITIONS, convert_model, convert_own
@@ -57,8 +61,15 @@ class Source:
 
     @property
     def attention(self) -> str:
-        """What it comes with."""
-        return self.config().attention if self.is_own else "standard"
+        """What it comes with; where its layers differ, that of most of those that are not exact."""
+        config, saved = self.config(), self.fields().get(REMEMBERED)
+        if self.is_own:
+            return config.attention
+        if saved not in OFFERED:
+            return EXACT
+        names = [name for name in listed(config) or () if name != EXACT]
+        landmarks = (OPTIONS[saved] | stated_options(config))["num_landmarks"]
+        return max(names, key=names.count) if names else f"{saved}-{landmarks}"
 
     def conv_kernel_size(self, attention: str, given: int | None = None) -> int | None:
         """Taps of the skip convolution that the model has with `attention`, None for none.
@@ -173,7 +184,11 @@ def load_classifier(
                 changes["conv_kernel_size"] = kernel_size
             return convert_own(model, max_length=longer, **changes).model if changes or longer else model
         config = source.config(**head_fields(labels))
-        if (name := interface_name(attention)) is not None:
+        name = interface_name(attention)
+        if listed(config) is not None and attention == source.attention:
+            model = loaded(source, config)  # as it was saved, layer by layer
+        elif name is not None:
+            config.attention_layers = None
             _, size = parse_attention_name(attention)
             config.num_landmarks = size.get("num_landmarks", NystromOptions.num_landmarks)
             # Attentions are compared: what the name says is what short texts get, too, as in our own models.
@@ -183,8 +198,10 @@ def load_classifier(
                     setattr(config, dropout, 0.0)
             model = loaded(source, config, attn_implementation=name)
         else:
-            model = loaded(source, config)  # with the fastest exact attention that it has
-            if attention != "standard":
+            was_linear = source.attention != EXACT
+            # with the fastest exact attention that it has
+            model = loaded(source, config, **({"attn_implementation": "sdpa"} if was_linear else {}))
+            if attention != EXACT:
                 return convert_model(model, max_length=longer, attention=attention).model
         model = with_positions(model, longer) if longer else model
         return model if kernel_size is None else add_skip_convolution(model, kernel_size)
@@ -218,7 +235,10 @@ def loaded(source: Source, config: Config, **options: Any) -> PreTrainedModel:
     """The model with the weights of its checkpoint. Only a head may be new."""
     model, info = load_checkpoint(AutoModelForSequenceClassification, source.name, config=config, **options)
     encoder = [key for key in wrong_keys(info) if key.startswith(model.base_model_prefix + ".")]
-    refuse_lacking(source.name, model, {key for key in encoder if "pooler" not in key and ".conv." not in key})
+    new = ["pooler", ".conv."]
+    if listed(config) is None and listed(source.config()) is not None:  # layers that were exact had no convolution
+        new.append(f".{CONVOLUTION}.")
+    refuse_lacking(source.name, model, {key for key in encoder if not any(part in key for part in new)})
     return model
 
 

@@ -16,6 +16,7 @@ from nystromformer.models import NystromformerConfig, NystromformerModel
 from nystromformer.records import read_records
 from nystromformer.training.distillation_layers import Candidate
 from nystromformer.training.distillation_trainer import Stages
+from nystromformer.training.finetuning_models import Source, load_classifier
 
 POOLING = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 MODULES = [
@@ -151,11 +152,26 @@ def test_a_budget_chooses_layers_and_a_saved_model_keeps_them(command, tmp_path,
     ]
 
 
+def test_a_distilled_model_is_fine_tuned_with_the_attentions_it_has(command, tmp_path):
+    assert main(command("--stages", "layers", "--steps", "1", "--layers", "1")) == 0
+    source = Source(name=str(tmp_path / "run" / "model"))
+    assert source.attention == "nystrom-8"
+    common = {"max_length": 48, "labels": ("no", "yes")}
+    saved = load_classifier(source, attention="nystrom-8", **common)
+    assert saved.config.attention_layers == ["standard", "nystrom-8"]
+    other = load_classifier(source, attention="nystrom-local-4", **common)
+    assert other.config.attention_layers is None
+    assert other.config._attn_implementation == "nystrom-local"
+    exact = load_classifier(source, attention="standard", **common)
+    assert exact.config._attn_implementation == "sdpa"
+
+
 def test_a_longer_model_than_the_teacher(command, tmp_path, shared):
     write_json_lines(tmp_path / "long.jsonl", texts(30, sentences=60))
     more = ("--corpus", tmp_path / "long.jsonl", "--max-length", "100", "--steps", "2", "--conv-kernel-size", "0")
     assert main(command(*more, "--layers", "1")) == 0
     model = AutoModel.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.max_position_embeddings == AutoTokenizer.from_pretrained(model.name_or_path).model_max_length
     assert model.config.max_position_embeddings == 100
     assert model.config.attention_layers == ["standard", "nystrom-8"]
     table = model.embeddings.position_embeddings.weight
@@ -198,7 +214,7 @@ def test_teachers_that_are_linear_or_out_of_reach_are_refused(command, shared, t
     assert main(command("--stages", "layers", "--steps", "1", out="distilled")) == 0
     for name, told in {
         "own": "linear attention already (nystrom",
-        "distilled/model": "linear attention already (nystrom)",
+        "distilled/model": "linear attention already (nystrom-8)",
         "exact": "nystromformer convert",
         "gpt": "never calls",
     }.items():

@@ -45,7 +45,7 @@ class Windows(torch.utils.data.Dataset):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         return self.batch(indices)
 
-    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
         """`input_ids` (b, n), padded to the longest, and `attention_mask` where something is padded."""
         length = max(len(self.ids[index]) for index in indices)
         padded = np.full((len(indices), length), self.pad, dtype=np.int64)
