@@ -17,6 +17,7 @@ import torch
 from lra_step import BATCH, LENGTH, build, stepper
 
 from nystromformer.attention import build_attention
+from nystromformer.attention.native import instructions, without_native
 from nystromformer.bench.cases import Case, make_inputs, prepare
 from nystromformer.bench.kernels import Kernels
 from nystromformer.bench.measure import Times, interleaved_times
@@ -155,9 +156,9 @@ def kernels() -> Iterable[Figure]:
         attention = build_attention(name, num_heads=12, head_dim=64)
         inputs = make_inputs(Case(attention=name, length=COUNTED_LENGTH, backward=True))
         leaves = [inputs.query, inputs.key, inputs.value]
-        with Kernels() as forward:
+        with without_native(), Kernels() as forward:  # what stands for a GPU's launches
             out = attention(*(x.unflatten(2, (12, 64)).transpose(1, 2) for x in leaves))
-        with Kernels() as backward:
+        with without_native(), Kernels() as backward:
             torch.autograd.grad(out, [*leaves, *attention.parameters()], out.detach())
         where = f"n = {COUNTED_LENGTH}"
         yield at_most(f"kernels dispatched, forward, {name}, {where}", forward_target, forward.count)
@@ -199,7 +200,8 @@ def report(parts: Iterable[Callable[[], Iterable[Figure]]], recorder: Recorder) 
         for f in figures
     ]
     table = Table(["figure", "target", "by medians", "by minima", "met by both"], rows).markdown()
-    conditions = f"{torch.get_num_threads()} threads, torch {torch.__version__}; `{command()}`"
+    ran = f"{torch.get_num_threads()} threads, native code: {instructions()}, torch {torch.__version__}"
+    conditions = f"{ran}; `{command()}`"
     write_text(recorder.folder / "table.md", f"{table}\n\n{conditions}\n")
 
 

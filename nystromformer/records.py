@@ -48,11 +48,14 @@ def machine() -> dict[str, Any]:
     """What the measurement ran on."""
     import torch
 
+    from nystromformer.attention.native import instructions
+
     found: dict[str, Any] = {
         "system": platform.system(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "native": instructions(),
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()

@@ -1,6 +1,7 @@
 """Canaries: each row of docs/private-surfaces.md still is what we rely on. A failure says which row, and what to do."""
 
 import copy
+import ctypes
 import inspect
 from pathlib import Path
 
@@ -73,6 +74,10 @@ def test_its_backward_takes_the_output_only_for_its_product_with_the_gradient():
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, msg=lambda text: f"{broken('its backward')}\n{text}")
+
+
+def test_torch_loads_its_threads_for_all():
+    assert hasattr(ctypes.CDLL(None), "GOMP_parallel"), broken("its OpenMP runtime is loaded for all")
 
 
 def test_torch_tells_whether_a_transform_of_functions_is_active():

@@ -245,7 +245,8 @@ CLOSENESS = Kind(
 ANY_RECORD = {
     "job": TEXT, "metric": TEXT, "config": OBJECT, "seed?": SCALAR, "step?": COUNT, "command?": TEXT,
     "versions?": OBJECT, "machine?": OBJECT,
-    "machine.processor?": TEXT, "machine.gpu?": TEXT, "machine.threads?": COUNT, "machine.cores?": COUNT,
+    "machine.processor?": TEXT, "machine.native?": TEXT, "machine.gpu?": TEXT, "machine.threads?": COUNT,
+    "machine.cores?": COUNT,
     "config.task?": TEXT, "config.preset?": TEXT, "config.attention?": TEXT, "config.batch_size?": COUNT,
     "config.max_length?": COUNT, "config.budget?": NUMBER, "config.examples?": COUNT,
 }  # fmt: skip

@@ -180,7 +180,8 @@ def test_convolutions_and_their_gradients_are_those_of_the_definition(instructio
 
 
 def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -198,6 +199,7 @@ child = os.fork()
 if child == 0:
     from nystromformer.attention.native import thin_attention
     out = thin_attention(x, x[:, :, :16], x[:, :, :16], None, 0.25)[0]
+    torch.set_num_threads(1)  # torch's own threads do not survive a fork
     os._exit(0 if out.isfinite().all() else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
