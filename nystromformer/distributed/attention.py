@@ -31,7 +31,7 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, softmax_inverse
+from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, plus_skip, softmax_inverse
 from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighboring_rows, sum_over_ranks
@@ -46,9 +46,7 @@ def add_sharded_convolution(
     The convolution is linear: the shard's own rows are convolved where they are, and what neighboring rows add to the
     first and last k//2 outputs is computed apart. So there is no copy of the shard together with its surroundings.
     """
-    skip = skip_convolution(value, kernel)
-    # Attention needs its own output for backward; without backward the sum needs no memory of its own.
-    total = out + skip if out.requires_grad else out.add_(skip)
+    total = plus_skip(out, value, kernel)
     half = kernel.shape[1] // 2
     if half == 0 or layout.length == 0:  # a rank without rows takes no part: it needs none, and nobody needs any of it
         return total

@@ -1,4 +1,4 @@
-"""Whatever is wrong with what a user gives, the answer is one line, exit code 2, and nothing that stays behind.
+"""Whatever is wrong with what a user gives, the answer is one line, exit code 2, and nothing that stays.
 
 The table is in `tests/helpers/bad_inputs.py`. Every twelfth of its lines, and the first of each kind, is tried by
 `make test`; all of them by `make faults`.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bad_inputs import COMMANDS, VALID, BadInput, bad_inputs, options_of, write_inputs
+from documented_commands import parse
 
 from nystromformer.cli import main
 from nystromformer.commands import Choice, Range
@@ -87,6 +88,12 @@ def bars(said: str) -> int:
 def test_the_table_is_large_and_has_every_command():
     assert len(TABLE) >= FEWEST
     assert {bad.command for bad in TABLE} == set(COMMANDS) == set(VALID)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_valid_has_options_that_exist(command):
+    """Otherwise each of its bad inputs would be refused for another reason."""
+    parse([command, *VALID[command]])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -28,7 +28,7 @@ COMMANDS = {job.__name__.replace("_", "-"): job for jobs in PANELS.values() for 
 
 TINY = ["--preset", "smoke", "--device", "cpu"]
 VALID = {
-    "demo": ["--steps", "2", "--examples", "16", "--lengths", "64", "--out", "out"],
+    "demo": ["--tokens", "64", "--lengths", "64", "--tiles", "500", "--steps", "1", "--out", "out"],
     "bench": ["--lengths", "64", "--attention", "standard", "--heads", "1", "--budget", "0.05", "--out", "out"],
     "attention-map": ["--model", "bert", "--text", "text.txt", "--landmarks", "4", "--max-length", "32",
                       "--out", "out"],
