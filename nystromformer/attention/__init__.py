@@ -1,5 +1,6 @@
 """Attentions of linear cost and their parts. Needs torch only."""
 
+from nystromformer.attention.agent import agent_attention
 from nystromformer.attention.base import Attention
 from nystromformer.attention.landmarks import kmeans_landmarks, sampled_softmax_approximation, segment_means
 from nystromformer.attention.linear import linear_attention
@@ -22,6 +23,7 @@ __all__ = [
     "Attention",
     "NystromAttention",
     "SkipConvolution",
+    "agent_attention",
     "build_attention",
     "exact_pinv",
     "iterative_pinv",

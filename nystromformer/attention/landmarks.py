@@ -20,7 +20,7 @@ from nystromformer.attention.common import (
 )
 from nystromformer.checks import check_at_least
 
-LANDMARKS = ("segment_means", "kmeans")
+LANDMARKS = ("segment_means", "kmeans", "fps", "grid")
 LLOYD_STEPS = 3
 CENTERS_AT_ONCE = 8
 """Centers of k-means that all tokens are compared with together: no n×m matrix is made."""

@@ -44,11 +44,7 @@ from nystromformer.checks import check_odd
 
 
 def nystrom_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     num_landmarks: int = 64,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
@@ -56,11 +52,12 @@ def nystrom_attention(
     pinv_iterations: int = 6,
     pinv_scaling: str = "matrix",
     landmarks: str = "segment_means",
+    grid_shape: Sequence[int] | None = None,
     pinv: str = "iterative",
     exact_below: int | None = None,
     scale: float | None = None,
     is_causal: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax attention approximated in O(n·m): (b, h, n, e), in the dtype of `value`.
 
     Args:
@@ -72,7 +69,9 @@ def nystrom_attention(
         conv_weight: the skip convolution's kernel for each head, (h, k) or (h, 1, k, 1), k odd; needs n = s.
         pinv_iterations: steps of the pseudoinverse; more are not safer (`iterative_pinv`).
         pinv_scaling: "matrix", or "batch" as published checkpoints were trained: outputs then depend on the batch.
-        landmarks: "segment_means" or "kmeans" (slower; the paper mentions it).
+        landmarks: "segment_means"; "kmeans" (slower; the paper mentions it); "fps", tokens that are far from each other
+            (slower, too); or "grid", means over the tiles of a grid.
+        grid_shape: rows and columns of the tokens, for landmarks="grid": n = s = rows · columns.
         pinv: "iterative" or "exact" (slow; for studies).
         exact_below: examples with at most so many valid queries and keys are computed exactly; None: with at most m.
         scale: of the logits, d ** -0.5 by default.
@@ -89,6 +88,7 @@ def nystrom_attention(
         pinv_iterations=pinv_iterations,
         pinv_scaling=pinv_scaling,
         landmarks=landmarks,
+        grid_shape=grid_shape,
         pinv=pinv,
         exact_below=exact_below,
     )
@@ -105,7 +105,7 @@ def nystrom_attention(
 
     with full_precision(query):
         # Scaling by the batch needs the batch together.
-        alone = query_mask is key_mask and pinv_scaling == "matrix"
+        alone = query_mask is key_mask and pinv_scaling == "matrix" and grid_shape is None
         ways = 1 if options.exact_up_to == num_landmarks else 2
         spans = valid_spans(query_mask, query, ways) if alone else None
         if spans is not None:

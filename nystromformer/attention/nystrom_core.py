@@ -15,6 +15,8 @@ from torch import Tensor
 from nystromformer.attention import native
 from nystromformer.attention.common import key_padding_mask, softmax_attention
 from nystromformer.attention.exact_below import all_are_short, check_exact_below, exact_where_short
+from nystromformer.attention.farthest_points import farthest_tokens
+from nystromformer.attention.grid_segments import check_grid, grid_segments
 from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
 from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
 from nystromformer.attention.skip_convolution import skip_convolution
@@ -29,6 +31,7 @@ class NystromOptions:
     pinv_iterations: int = 6
     pinv_scaling: str = "matrix"
     landmarks: str = "segment_means"
+    grid_shape: Sequence[int] | None = None
     pinv: str = "iterative"
     exact_below: int | None = None
 
@@ -37,6 +40,7 @@ class NystromOptions:
         check_at_least("pinv_iterations", self.pinv_iterations, 0, "the paper uses 6")
         check_choice("pinv_scaling", self.pinv_scaling, SCALINGS)
         check_choice("landmarks", self.landmarks, LANDMARKS)
+        check_grid(self.landmarks, self.grid_shape)
         check_choice("pinv", self.pinv, PSEUDOINVERSES)
         check_exact_below(self.exact_below)
 
@@ -53,6 +57,7 @@ class NystromKeywords(TypedDict, total=False):
     pinv_iterations: int
     pinv_scaling: str
     landmarks: str
+    grid_shape: Sequence[int] | None
     pinv: str
     exact_below: int | None
 
@@ -77,12 +82,11 @@ def landmark_core(
     scale: float,
     options: NystromOptions,
 ) -> LandmarkCore:
-    m = options.num_landmarks
-    query_segments = key_segments = segments(query, m, query_mask)
+    query_segments = key_segments = _segments(query, query_mask, options)
     if torch.compiler.is_exporting() or key_mask is not query_mask or key.shape[2] != query.shape[2]:
-        key_segments = segments(key, m, key_mask)
+        key_segments = _segments(key, key_mask, options)
     queries, query_occupied = _landmarks(query, query_segments, query_mask, options.landmarks)
-    keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks)
+    keys, key_occupied = _landmarks(key, key_segments, key_mask, options.landmarks, liked_by=query)
     allowed = None if key_occupied is None else (key_occupied | ~key_occupied.any(-1, keepdim=True))[:, :, None, :]
     Z = softmax_inverse(queries, keys, query_occupied, allowed, scale, options)
     return LandmarkCore(queries, keys, Z, allowed, query_segments, key_segments)
@@ -108,12 +112,25 @@ def softmax_inverse(
     return iterative_pinv(A, options.pinv_iterations, options.pinv_scaling)
 
 
-def _landmarks(tokens: Tensor, divided: Segments, mask: Tensor | None, method: str) -> tuple[Tensor, Tensor | None]:
-    """Landmarks (b, h, m, d) and which of them stand for a token, (b, 1 or h, m); None where all surely do."""
+def _segments(tokens: Tensor, mask: Tensor | None, options: NystromOptions) -> Segments:
+    if options.grid_shape is not None:
+        return grid_segments(tokens, options.num_landmarks, mask, options.grid_shape)
+    return segments(tokens, options.num_landmarks, mask)
+
+
+def _landmarks(
+    tokens: Tensor, divided: Segments, mask: Tensor | None, method: str, liked_by: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Landmarks (b, h, m, d) and which of them stand for a token, (b, 1 or h, m); None where all surely do.
+
+    `liked_by` are the queries, where `tokens` are keys.
+    """
     if method == "kmeans":
         means, counts = kmeans_means(tokens, divided, mask)
         return means, counts > 0
-    surely_occupied = mask is None and not torch.compiler.is_exporting()
+    if method == "fps":
+        return farthest_tokens(tokens, divided, mask, liked_by)
+    surely_occupied = mask is None and method != "grid" and not torch.compiler.is_exporting()
     return means_over(tokens, divided), None if surely_occupied else divided.occupied[:, None]
 
 
@@ -186,12 +203,12 @@ def attend(
     BV = softmax_attention(core.queries.to(value.dtype), key, value, key_padding_mask(key_mask), scale)  # (b h m e)
     W = (core.inverse @ BV.to(core.inverse.dtype)).to(value.dtype)  # (b h m e)
     if exporting or key_mask is not None:
-        # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
+        # With one key per segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
         own_values = means_over(value, core.key_segments).to(value.dtype)
         W = torch.where(core.key_segments.one_token_each[:, None, None, None], own_values, W)
     out = softmax_attention(query, core.keys.to(value.dtype), W, core.attendable_keys, scale)
     if exporting or (query_mask is not None and query_mask is not key_mask):
-        # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
+        # With one query per segment Q̃ = Q, so that B V already holds the exact row of each query.
         index = core.query_segments.index[:, None, :, None].expand(-1, *BV.shape[1:2], -1, BV.shape[3])
         own_rows = BV.gather(2, index)
         out = torch.where(core.query_segments.one_token_each[:, None, None, None], own_rows, out)
@@ -203,7 +220,7 @@ def attend(
 def is_exact(query: Tensor, key: Tensor, options: NystromOptions) -> bool:
     """Whether nothing is approximated, by the lengths (b, h, n, d) and (b, h, s, d) alone."""
     few = min(query.shape[2], key.shape[2]) <= options.num_landmarks
-    return few or all_are_short(query, key, options.exact_below)
+    return few or (options.exact_below is not None and all_are_short(query, key, options.exact_below))
 
 
 def attend_to_sequences(
@@ -241,7 +258,7 @@ def _attend_through_landmarks(
 ) -> list[Tensor]:
     sizes = [query.shape[0] for query in queries]
     landmark_queries, query_occupied = _landmarks_of_each(queries, options)
-    landmark_keys, key_occupied = _landmarks_of_each(keys, options)
+    landmark_keys, key_occupied = _landmarks_of_each(keys, options, queries)
     allowed = None if key_occupied is None else key_occupied[:, :, None, :]
     Z = softmax_inverse(landmark_queries, landmark_keys, query_occupied, allowed, scale, options)
     dtype = values[0].dtype
@@ -253,7 +270,11 @@ def _attend_through_landmarks(
     return [softmax_attention(query, K, own, of_own, scale) for query, K, own, of_own in passes_]
 
 
-def _landmarks_of_each(sequences: Sequence[Tensor], options: NystromOptions) -> tuple[Tensor, Tensor | None]:
-    m, method = options.num_landmarks, options.landmarks
-    means, occupied = zip(*(_landmarks(x, segments(x, m), None, method) for x in sequences), strict=True)
+def _landmarks_of_each(
+    sequences: Sequence[Tensor], options: NystromOptions, liked_by: Sequence[Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    likers: Sequence[Tensor | None] = [None] * len(sequences) if liked_by is None else liked_by
+    pairs = zip(sequences, likers, strict=True)
+    found = (_landmarks(x, _segments(x, None, options), None, options.landmarks, liker) for x, liker in pairs)
+    means, occupied = zip(*found, strict=True)
     return torch.cat(means), None if occupied[0] is None else torch.cat(occupied)

@@ -1,12 +1,14 @@
 """Nyström attention with an exact near field: linear attention that keeps what a pretrained model does.
 
-Most of the weight of trained attention lies on a few keys that all queries look at, such as [CLS], and on the
-neighbours of each query. Landmarks are means and blur both. Here each query attends to every key exactly once: to the
-heavy keys and to those of its own and the two neighbouring blocks as they are, to all others through segment means,
-in one softmax:
+Most of the weight of trained attention lies on a few keys that all queries look at, such as [CLS], on the neighbours of
+each query, and on a few places far away that it looks for. Landmarks are means and blur all of them. Here each query
+attends to every key exactly once: to the heavy keys, to those of its own and the two neighbouring blocks, and to those
+of blocks that are chosen for their content, if any, as they are; to all others through segment means, in one softmax:
 
     rows    r evenly spaced queries;  B = softmax(q[rows] Kᵀ), their exact softmax
     heavy   the h keys with the largest column mean of B (no gradient)
+    near    keys of the own and the two neighbouring blocks of s, and of the t far blocks with the most weight to the
+            second order: log c + E[q]·E[k] + ½ E[q²]·Var[k] over the two blocks (no gradient); heavy ones left out
     logits  [ q·k_near | q·k̃ + log(c − w) | q·k_heavy ]  →  P_near, G
             k̃, v̄ means over m − h segments of c keys each, heavy ones left out; w of the c are near
     values  W = [v̄ ; v_heavy] + ΔW,  ΔW = (AᵀA + λ I)⁻¹ Aᵀ R,  A = G[rows],
@@ -38,22 +40,20 @@ from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
 
 
 def nystrom_local_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
     num_landmarks: int = 64,
     heavy_keys: int | None = None,
     block_size: int = 32,
+    chosen_blocks: int = 0,
     core_rows: int = 64,
     ridge: float = 0.01,
     exact_below: int | None = None,
     conv_weight: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
-) -> Tensor:
-    """Softmax self-attention in O(n·(m + 3s)), exact for near and heavy keys: (b, h, n, e), in the dtype of `value`.
+) -> Tensor:  # fmt: skip
+    """Softmax self-attention in O(n·(m + (3 + t)·s)), exact for near, chosen and heavy keys: (b, h, n, e), in the dtype
+    of `value`.
 
     Args:
         query, key, value: (b, h, n, d), (b, h, n, d), (b, h, n, e), of one sequence: near means near in it.
@@ -62,7 +62,10 @@ def nystrom_local_attention(
         num_landmarks: m, heavy keys among them.
         heavy_keys: h, a quarter of `num_landmarks` by default.
         block_size: s. A query sees the keys of its own and the two neighbouring blocks as they are. The result is
-            exact for an example with at most m − h or at most 2s valid tokens.
+            exact for an example with at most m − h or at most (2 + t)·s valid tokens.
+        chosen_blocks: t, blocks elsewhere that a block of queries sees as they are, too, chosen by means and variances
+            of their keys. At most 256 are compared, those that core rows look at most, so that cost stays linear. Three
+            of them halve the error in pretrained models, and take as long as the rest; none by default.
         core_rows: r, the queries whose exact rows the values of the landmarks are fitted to.
         ridge: how much that fit is held back, relative to its own size.
         exact_below: examples with at most so many valid tokens are computed exactly, too.
@@ -70,8 +73,8 @@ def nystrom_local_attention(
         scale: of the logits, d ** -0.5 by default.
         is_causal: refused when true. Landmarks average over later tokens, so this attention can't be causal.
 
-    Nothing of n×m or n×3s elements is kept for the backward, and on CPUs none is made in either direction. On other
-    devices, and in compiled or exported graphs, the weights of all queries, n×3s and n×m elements, exist for a while.
+    Nothing of n×m or n×(3 + t)·s elements is kept for the backward, and on CPUs none is made in either direction. On
+    other devices, and in compiled or exported graphs, the weights of all queries, as many elements, exist for a while.
 
     >>> import torch
     >>> query = key = value = torch.randn(2, 8, 1000, 64)
@@ -83,6 +86,7 @@ def nystrom_local_attention(
         num_landmarks=num_landmarks,
         heavy_keys=heavy_keys,
         block_size=block_size,
+        chosen_blocks=chosen_blocks,
         core_rows=core_rows,
         ridge=ridge,
         exact_below=exact_below,
@@ -110,7 +114,7 @@ def nystrom_local_attention_weights(
     scale: float | None = None,
     **options: Unpack[NystromLocalKeywords],
 ) -> Tensor:
-    """The asked rows of the approximated softmax matrix, (b, h, len(rows), n), in O(n·(m + 3s + len(rows))) memory.
+    """The asked rows of the approximated softmax matrix, (b, h, len(rows), n), in linear memory.
 
     Multiplied by `value` they give those rows of `nystrom_local_attention`. They come without gradients.
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from nystromformer.attention.chosen_blocks import choose_blocks, chosen_part
 from nystromformer.attention.common import (
     at_least_float32,
     key_padding_mask,
@@ -31,7 +32,14 @@ from nystromformer.attention.nystrom_local_parts import (
     pick,
     token_blocks,
 )
-from nystromformer.attention.partial_softmax import attention_with_lse, merge, shared_part, window_part
+from nystromformer.attention.partial_softmax import (
+    MASKED,
+    attention_with_lse,
+    merge,
+    merge_parts,
+    shared_part,
+    window_part,
+)
 from nystromformer.checks import check_at_least, check_number
 
 SMALLEST_RIDGE = 1e-4
@@ -45,6 +53,7 @@ class NystromLocalOptions:
     num_landmarks: int = 64
     heavy_keys: int | None = None
     block_size: int = 32
+    chosen_blocks: int = 0
     core_rows: int = 64
     ridge: float = 0.01
     exact_below: int | None = None
@@ -59,6 +68,7 @@ class NystromLocalOptions:
                 f"landmarks, so there must be fewer; a quarter is usual."
             )
         check_at_least("block_size", self.block_size, 1)
+        check_at_least("chosen_blocks", self.chosen_blocks, 0)
         check_at_least("core_rows", self.core_rows, 1)
         check_number("ridge", self.ridge, SMALLEST_RIDGE, "0.01 is usual")
         check_exact_below(self.exact_below)
@@ -74,7 +84,8 @@ class NystromLocalOptions:
     @property
     def exact_up_to(self) -> int:
         """The number of valid tokens up to which nothing is approximated."""
-        return max(self.num_segments, self.num_heavy, 2 * self.block_size, self.exact_below or 0)
+        seen_as_they_are = (2 + self.chosen_blocks) * self.block_size
+        return max(self.num_segments, self.num_heavy, seen_as_they_are, self.exact_below or 0)
 
 
 class NystromLocalKeywords(TypedDict, total=False):
@@ -83,6 +94,7 @@ class NystromLocalKeywords(TypedDict, total=False):
     num_landmarks: int
     heavy_keys: int | None
     block_size: int
+    chosen_blocks: int
     core_rows: int
     ridge: float
     exact_below: int | None
@@ -151,7 +163,7 @@ class Fields:
         options: NystromLocalOptions,
     ) -> "Fields":
         s, wide = options.block_size, at_least_float32(query.dtype)
-        blocks = token_blocks(query, mask, s, least=options.num_heavy)
+        blocks = token_blocks(query, mask, s, least=max(options.num_heavy, s * options.chosen_blocks))
         widths = zip(pad_head_dims(query, key, value), (0, s, s), strict=True)
         query, key, value = (blocks.arrange(x, margin) for x, margin in widths)  # (l c d), twice (s + l + s, c, d)
         with_margins = key, value
@@ -165,10 +177,14 @@ class Fields:
             core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], present[None, :, None], scale
         )
         heavy = find_heavy_keys(core_query, logsumexp[0], key, scale, blocks, options.num_heavy)
-        far = far_field(key, value, heavy, blocks, options.num_segments)
-
+        not_heavy = present.scatter(1, heavy.place, MASKED)
         # The near part of all queries needs no core: the core rows only pick theirs from it.
-        near = window_part(in_blocks, *with_margins, near_bias(present, heavy, blocks), scale, s)
+        near = window_part(in_blocks, *with_margins, near_bias(not_heavy, blocks), scale, s)
+        chosen = None
+        if options.chosen_blocks:
+            chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
+            near = merge_parts(near, chosen_part(in_blocks, key, value, not_heavy, chosen, blocks, scale))
+        far = far_field(key, value, heavy, blocks, options.num_segments, chosen)
         near_out, near_logsumexp = (pick(x.transpose(1, 2).flatten(0, 1), rows) for x in near)
         far_logits = scale * core_query.to(wide) @ far.key.mT + pick(far.bias[:, :, 0], rows // s)  # (c r m)
         fit = BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value

@@ -113,6 +113,7 @@ def core_places(blocks: TokenBlocks, number: int) -> Tensor:
 class HeavyKeys:
     place: Tensor  # (c, h)
     real: Tensor  # (c, h): false where an example has fewer valid tokens than h
+    column_sums: Tensor  # (c, l): of B, by which they were found
 
 
 @torch.no_grad()
@@ -131,19 +132,28 @@ def find_heavy_keys(
     sums = torch.cat([(query @ part.to(wide).mT - shift).exp_().sum(1) for part in parts], dim=1)  # (c l)
     place = torch.arange(places, device=key.device)
     present = blocks.for_heads(blocks.present)
-    chosen = torch.where(present, _ranked(sums.float(), place), -places - place).topk(number, dim=1).indices
-    return HeavyKeys(chosen, present.gather(1, chosen))
+    chosen = torch.where(present, ranked(sums.float(), place, places), -places - place).topk(number, dim=1).indices
+    return HeavyKeys(chosen, present.gather(1, chosen), sums)
 
 
-def _ranked(sums: Tensor, place: Tensor) -> Tensor:
-    """Numbers in the order of `sums` (c, l) >= 0 of which no two are equal: of equal sums the first has the larger one.
+def ranked(sums: Tensor, place: Tensor, places: int) -> Tensor:
+    """Numbers in the order of `sums` (c, l) >= 0 of which no two are equal: of equal sums the one of the lowest `place`
+    < `places` has the largest.
 
     So a choice does not depend on how top-k breaks ties, which changes with the number of candidates.
     """
     if torch.compiler.is_exporting():  # ONNX can't read the bits of a number; a wider one has room for the place
         return sums.double() * (1 - place.double() * 2.0**-50) - place.double() * 2.0**-1000
     # Positive floats are ordered as their bits, and the place makes further digits.
-    return sums.view(torch.int32).long() * place.shape[0] - place
+    return sums.view(torch.int32).long() * places - place
+
+
+@dataclass(frozen=True)
+class ChosenBlocks:
+    """Blocks of keys that each block of queries sees as they are, beside its neighbours."""
+
+    index: Tensor  # (c, g, k)
+    real: Tensor  # (c, g, k): false where there are fewer such blocks than k
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,14 @@ class FarField:
     bias: Tensor  # (number, c, 1, m): log of how many keys each stands for, seen from each block
 
 
-def far_field(key: Tensor, value: Tensor, heavy: HeavyKeys, blocks: TokenBlocks, num_segments: int) -> FarField:
+def far_field(
+    key: Tensor,
+    value: Tensor,
+    heavy: HeavyKeys,
+    blocks: TokenBlocks,
+    num_segments: int,
+    chosen: ChosenBlocks | None = None,
+) -> FarField:
     """The far field of `key` and `value` (number·size, c, d). Heads share segments; each takes its heavy keys out."""
     wide = at_least_float32(key.dtype)
     divided = segments(blocks.present[:, None, :, None], num_segments, blocks.present)
@@ -172,18 +189,33 @@ def far_field(key: Tensor, value: Tensor, heavy: HeavyKeys, blocks: TokenBlocks,
         heavy_rows = pick(x, heavy.place).to(wide)  # (c h d)
         return torch.cat(((sums - belongs.mT @ heavy_rows) / counts, heavy_rows), dim=1)
 
-    return FarField(means_then_heavy(key), means_then_heavy(value), _far_bias(divided.counts, belongs, heavy, blocks))
+    bias = _far_bias(divided.counts, belongs, heavy, blocks, chosen)
+    return FarField(means_then_heavy(key), means_then_heavy(value), bias)
 
 
-def _far_bias(counts: Tensor, belongs: Tensor, heavy: HeavyKeys, blocks: TokenBlocks) -> Tensor:
+def _far_bias(
+    counts: Tensor, belongs: Tensor, heavy: HeavyKeys, blocks: TokenBlocks, chosen: ChosenBlocks | None
+) -> Tensor:
     """log(c − w) for each block and segment, 0 for heavy keys, `MASKED` for what is empty: (number, c, 1, m)."""
     block = torch.arange(blocks.number, device=counts.device)[:, None]
     counts = counts[:, None]  # (b 1 m-h)
     last = counts.cumsum(2)
-    first_near, last_near = (block - 1) * blocks.size, (block + 2) * blocks.size
-    near = (torch.minimum(last, last_near) - torch.maximum(last - counts, first_near)).clamp(min=0)  # (b number m-h)
+
+    def tokens_between(first: Tensor, end: Tensor) -> Tensor:
+        """How many tokens of each segment have such places: (b number m-h)."""
+        return (torch.minimum(last, end) - torch.maximum(last - counts, first)).clamp(min=0)
+
+    near = tokens_between((block - 1) * blocks.size, (block + 2) * blocks.size)
     heavy_far = (heavy.place[:, None] // blocks.size - block).abs() > 1  # (c number h)
-    far = blocks.for_heads(counts - near) - heavy_far.to(belongs.dtype) @ belongs  # (c number m-h)
+    far = blocks.for_heads(counts - near)  # (c number m-h)
+    if chosen is not None:
+        in_block = blocks.for_heads(tokens_between(block * blocks.size, (block + 1) * blocks.size))
+        example = torch.arange(far.shape[0], device=far.device)[:, None, None]
+        far = far - (in_block[example, chosen.index] * chosen.real[..., None]).sum(2)
+        heavy_block = heavy.place[:, None, None] // blocks.size  # (c 1 1 h)
+        is_chosen = (chosen.index[..., None] == heavy_block) & chosen.real[..., None]  # (c number k h)
+        heavy_far = heavy_far & ~is_chosen.any(2)
+    far = far - heavy_far.to(belongs.dtype) @ belongs
     of_segments = torch.where(far > 0, far.clamp(min=1).log(), MASKED)
     of_heavy = torch.where(heavy.real, 0.0, MASKED).to(far.dtype)[:, None].expand(-1, blocks.number, -1)
     return torch.cat((of_segments, of_heavy), dim=2).transpose(0, 1)[:, :, None]
@@ -194,9 +226,9 @@ def key_bias(blocks: TokenBlocks, dtype: torch.dtype) -> Tensor:
     return blocks.for_heads(torch.where(blocks.present, 0.0, MASKED).to(dtype))
 
 
-def near_bias(bias: Tensor, heavy: HeavyKeys, blocks: TokenBlocks) -> Tensor:
-    """`key_bias` without the heavy keys, for the window of each block: (number, c, 1, 3·size), as views."""
-    bias = functional.pad(bias.scatter(1, heavy.place, MASKED), (blocks.size, blocks.size), value=MASKED)
+def near_bias(bias: Tensor, blocks: TokenBlocks) -> Tensor:
+    """`bias` (c, number·size) for the window of each block: (number, c, 1, 3·size), as views."""
+    bias = functional.pad(bias, (blocks.size, blocks.size), value=MASKED)
     return bias.unfold(1, 3 * blocks.size, blocks.size).transpose(0, 1)[:, :, None]
 
 

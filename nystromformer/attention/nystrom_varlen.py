@@ -99,7 +99,7 @@ def attend_in_chunks(packed: PackedInput, scale: float, options: NystromOptions)
     Z = softmax_inverse(Q, K, occupied, allowed[:, :, None], scale, options)
     BV = attend_to_chunks(Q.to(dtype), packed.key, packed.value, packed.keys, scale)  # (b h m e)
     W = (Z @ BV.to(Z.dtype)).to(dtype)
-    # With one key a segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
+    # With one key per segment K̃ = K, so that F is the exact softmax matrix and belongs to the values themselves.
     few_keys = (packed.keys.counts <= m)[:, None, None, None]
     W = torch.where(few_keys, packed_means(value, key_segments, packed.keys.number).to(dtype), W)
 
@@ -113,7 +113,7 @@ def attend_in_chunks(packed: PackedInput, scale: float, options: NystromOptions)
     )
     out = chunks.restore(out)  # (t h e)
     if not packed.is_self_attention:
-        # With one query a segment Q̃ = Q, so that B V already holds the exact row of each query.
+        # With one query per segment Q̃ = Q, so that B V already holds the exact row of each query.
         own_rows = BV.transpose(1, 2).flatten(0, 1).index_select(0, query_segments.index[0])
         out = torch.where((packed.queries.counts <= m)[packed.queries.owner][:, None, None], own_rows, out)
     return out if options.exact_up_to == m else _exact_where_short(out, packed, scale, options.exact_up_to)

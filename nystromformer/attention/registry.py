@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from nystromformer.attention.agent import AgentAttention
 from nystromformer.attention.base import Attention
 from nystromformer.attention.linear import LinearAttention
 from nystromformer.attention.linformer import LinformerAttention
@@ -25,6 +26,7 @@ ATTENTIONS: dict[str, type[Attention]] = {
         ReformerAttention,
         PerformerAttention,
         LinearAttention,
+        AgentAttention,
     )
 }
 

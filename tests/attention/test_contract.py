@@ -19,13 +19,14 @@ LENGTHS = (1, 2, 7, 65, 129, 301)
 # here runs with its defaults
 VARIANTS = {
     "standard": [{}],
-    "nystrom": [{"num_landmarks": 8}],
-    "nystrom-local": [{"num_landmarks": 8, "block_size": 4}],
+    "nystrom": [{"num_landmarks": 8}, {"num_landmarks": 8, "landmarks": "fps"}],
+    "nystrom-local": [{"num_landmarks": 8, "block_size": 4}, {"num_landmarks": 8, "block_size": 4, "chosen_blocks": 2}],
     "linformer": [{"projection_dim": 16}, {"projection_dim": 16, "share_heads": False, "share_key_value": True}],
     "longformer": [{"window": 9}, {"window": 9, "global_tokens": 3}],
     "reformer": [{"bucket_size": 8}, {"num_hashes": 1, "bucket_size": 5}],
     "performer": [{"num_features": 32}],
     "linear": [{}],
+    "agent": [{"num_agents": 8}],
 }
 
 
@@ -379,7 +380,7 @@ def test_forward_mode_gives_the_derivative_or_is_refused(name, options):
     attention, qkv = build(name, options), tokens(2, 37)
     run_all = lambda *x: run(attention, x)
     tangents = tokens(2, 37, seed=3)
-    fixed = {"standard", "nystrom", "nystrom-local", "linformer", "longformer"}  # those with fused kernels
+    fixed = {"standard", "nystrom", "nystrom-local", "linformer", "longformer", "agent"}  # those with fused kernels
     if name in fixed:
         with pytest.raises(NotImplementedError, match=r"forward-mode .* was asked for: .*use torch.func.vjp"):
             torch.func.jvp(run_all, tuple(qkv), tuple(tangents))

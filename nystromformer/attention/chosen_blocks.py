@@ -1,0 +1,146 @@
+"""Blocks of keys that a block of queries sees for their content, beside its neighbours, in Nyström attention.
+
+A block of queries looks at the far blocks that get most of its weight, to the second order: of log Σ exp(q·k) over the
+c keys of a block, log c + q·E[k] + ½ q²·Var[k] is known from means and variances of its keys, and the mean over the
+queries of a block from the means of q and q². Comparing all blocks with all would take (n/s)²·d operations, a share of
+1/s² of exact attention, but still no O(n): from `MOST_CANDIDATES` blocks on, only those that the core rows look at most
+are compared.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from nystromformer.attention.nystrom_local_parts import ChosenBlocks, HeavyKeys, TokenBlocks, ranked
+from nystromformer.attention.partial_softmax import (
+    BLOCKS_AT_ONCE,
+    MASKED,
+    attention_with_lse,
+    part_backward,
+    part_forward,
+    row_contiguous,
+)
+
+MOST_CANDIDATES = 256
+"""Blocks of keys that each block of queries is compared with. An exported graph, which serves all lengths, has no such
+limit."""
+
+
+@torch.no_grad()
+def choose_blocks(
+    query: Tensor, key: Tensor, heavy: HeavyKeys, blocks: TokenBlocks, scale: float, number: int
+) -> ChosenBlocks:
+    """The `number` far blocks with the most weight, to the second order, for each block of queries.
+
+    `query` and `key` are (g·s, c, d), zeros where there is no token; there must be at least as many blocks as `number`.
+    """
+    wide, g = heavy.column_sums.dtype, blocks.number
+    counts = blocks.for_heads(blocks.present).unflatten(1, (g, blocks.size)).sum(2)  # (c g)
+    tokens = counts.clamp(min=1)[..., None]
+    mean, square = (sums / tokens for sums in _moments(key, blocks, wide))
+    of_keys = torch.cat((mean, (square - mean.square()).clamp(min=0)), dim=2)  # (c g 2d)
+    mean, square = (sums / tokens for sums in _moments(query, blocks, wide))
+    of_queries = torch.cat((scale * mean, scale**2 / 2 * square), dim=2)
+
+    candidates = _candidates(heavy, blocks, max(MOST_CANDIDATES, number))
+    if candidates is not None:
+        of_keys = of_keys.take_along_dim(candidates[..., None], 1)
+        counts = counts.gather(1, candidates)
+    logits = of_queries @ of_keys.mT + counts.clamp(min=1).log()[:, None]  # (c g g')
+    block = torch.arange(g, device=key.device)
+    place = block.expand(logits.shape[0], g) if candidates is None else candidates  # (c g')
+    far = ((place[:, None] - block[:, None]).abs() > 1) & (counts > 0)[:, None]
+    logits = logits.masked_fill(~far, MASKED)
+    weight = (logits - logits.amax(2, keepdim=True)).exp().float()
+    order = torch.where(far, ranked(weight, place[:, None], g), -1 - g - place[:, None])
+    chosen = order.topk(number, dim=2).indices  # (c g k)
+    index = place[:, None].expand(-1, g, -1).gather(2, chosen)
+    return ChosenBlocks(index, far.gather(2, chosen))
+
+
+def _moments(x: Tensor, blocks: TokenBlocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums and sums of squares over each block of `x` (g·s, c, d): (c, g, d)."""
+    x = x.unflatten(0, (blocks.number, blocks.size))
+    root = torch.linalg.vector_norm(x, dim=1, dtype=dtype)  # in one pass, without the squares in memory
+    return x.sum(1, dtype=dtype).transpose(0, 1), root.square().transpose(0, 1)
+
+
+def _candidates(heavy: HeavyKeys, blocks: TokenBlocks, most: int) -> Tensor | None:
+    """The blocks (c, g') that core rows look at most, heavy keys aside; None where all are few enough."""
+    if torch.compiler.is_exporting() or blocks.number <= most:
+        return None
+    sums = (heavy.column_sums * blocks.for_heads(blocks.present)).scatter(1, heavy.place, 0)
+    mass = sums.unflatten(1, (blocks.number, blocks.size)).sum(2)  # (c g)
+    block = torch.arange(blocks.number, device=mass.device)
+    return ranked(mass.float(), block, blocks.number).topk(most, dim=1).indices.sort(dim=1).values
+
+
+def chosen_part(
+    query: Tensor, key: Tensor, value: Tensor, free: Tensor, chosen: ChosenBlocks, blocks: TokenBlocks, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of each block of queries (g, c, s, d) to its chosen blocks of `key` and `value` (g·s, c, d), and its
+    log-sum-exp, as `attention_with_lse` gives them. `free` (c, g·s) is 0 for a key to see and `MASKED` for others."""
+    s, heads = blocks.size, query.shape[1]
+    bias = free.unflatten(1, (-1, s)).take_along_dim(chosen.index.flatten(1)[..., None], 1)  # (c g·k s)
+    bias = bias.view(*chosen.index.shape, s).masked_fill(~chosen.real[..., None], MASKED)
+    place = chosen.index[..., None] * s + torch.arange(s, device=query.device)  # (c g k s)
+    row = place * heads + torch.arange(heads, device=query.device)[:, None, None, None]
+    rows, bias = (x.flatten(2).transpose(0, 1) for x in (row, bias))  # (g c k·s)
+    return _GatheredPart.apply(row_contiguous(query), key, value, rows, bias[:, :, None], scale)
+
+
+class _GatheredPart(Function):
+    """Keys and values are gathered for a few blocks at a time, so that they stay in a cache, in both directions."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, rows: Tensor, bias: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        key, value = (x.reshape(-1, x.shape[2]) for x in (key, value))
+        attend = part_forward if torch.compiler.is_compiling() else attention_with_lse  # on machine code of our own
+        parts = [
+            attend(query[some], _gather(key, rows[some]), _gather(value, rows[some]), bias[some], scale)
+            for some in _pieces(query.shape[0])
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        outs, sums = zip(*parts, strict=True)
+        return torch.cat(outs), torch.cat(sums)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, rows, bias, out, logsumexp = ctx.saved_tensors
+        flat_key, flat_value = (x.reshape(-1, x.shape[2]) for x in (key, value))
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value = (torch.zeros_like(x, dtype=logsumexp.dtype) for x in (flat_key, flat_value))
+        for some in _pieces(query.shape[0]):
+            k, v = _gather(flat_key, rows[some]), _gather(flat_value, rows[some])
+            grad_query[some], *others = part_backward(
+                grad[some], grad_logsumexp[some], query[some], k, v, bias[some], out[some], logsumexp[some], ctx.scale
+            )
+            for total, part in zip((grad_key, grad_value), others, strict=True):
+                total.index_add_(0, rows[some].flatten(), part.reshape(-1, part.shape[3]).to(total.dtype))
+        return (
+            grad_query,
+            grad_key.view(key.shape).to(key.dtype),
+            grad_value.view(value.shape).to(value.dtype),
+            *(None,) * 3,
+        )
+
+
+def _pieces(number: int) -> list[slice]:
+    if torch.compiler.is_compiling():  # whose graph has no loop of a length that depends on the input's
+        return [slice(0, number)]
+    return [slice(first, first + BLOCKS_AT_ONCE) for first in range(0, number, BLOCKS_AT_ONCE)]
+
+
+def _gather(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows (g, c, k) of `x` (l·c, d): (g, c, k, d)."""
+    return x.index_select(0, rows.flatten()).view(*rows.shape, x.shape[1])
