@@ -76,7 +76,12 @@ class _SkipConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, kernel: Tensor) -> Tensor:
-        return (native.skip if native.runs_native(value, kernel) else _depthwise)(value, kernel)
+        if value.device.type == "cpu":
+            # Also where it is half precision: PyTorch's bfloat16 convolution of such kernels never returns on processors
+            # with instructions for bfloat16 (oneDNN's, torch 2.13).
+            wide = at_least_float32(value.dtype)
+            return _convolve(value.to(wide), kernel.to(wide)).to(value.dtype)
+        return _convolve(value, kernel)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -98,6 +103,10 @@ class _SkipConvolution(torch.autograd.Function):
         )
         out = _SkipConvolution.apply(value.transpose(0, 1).flatten(1, 2), kernel.flatten(0, 1))
         return out.unflatten(1, kernel.shape[:2]), 1
+
+
+def _convolve(value: Tensor, kernel: Tensor) -> Tensor:
+    return (native.skip if native.runs_native(value, kernel) else _depthwise)(value, kernel)
 
 
 def _depthwise(value: Tensor, kernel: Tensor) -> Tensor:
