@@ -42,7 +42,8 @@ test: setup
 test-fast: setup
 	$(PYTEST) -m "not slow"
 
-# Training runs broken at every file operation: takes an hour of two cores or more.
+# What `make test` takes a sample of: training runs broken at every file operation, the whole table of bad inputs. Takes
+# an hour of two cores or more.
 faults: setup
 	$(PYTEST) -m faults tests/faults
 

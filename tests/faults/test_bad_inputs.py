@@ -1,7 +1,7 @@
 """Whatever is wrong with what a user gives, the answer is one line, exit code 2, and nothing that stays.
 
 The table is in `tests/helpers/bad_inputs.py`. Every twelfth of its lines, and the first of each kind, is tried by
-`make test`; all of them by `make faults`.
+`make test`; the others by `make faults`.
 """
 
 import os
