@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, HeavyKeys, TokenBlocks, ranked
 from nystromformer.attention.partial_softmax import (
@@ -23,8 +24,7 @@ from nystromformer.attention.partial_softmax import (
 )
 
 MOST_CANDIDATES = 256
-"""Blocks of keys that each block of queries is compared with. An exported graph, which serves all lengths, has no such
-limit."""
+"""Blocks of keys that each block of queries is compared with."""
 
 
 @torch.no_grad()
@@ -39,41 +39,49 @@ def choose_blocks(
     counts = blocks.for_heads(blocks.present).unflatten(1, (g, blocks.size)).sum(2)  # (c g)
     tokens = counts.clamp(min=1)[..., None]
     mean, square = (sums / tokens for sums in _moments(key, blocks, wide))
-    of_keys = torch.cat((mean, (square - mean.square()).clamp(min=0)), dim=2)  # (c g 2d)
+    of_keys = torch.cat((mean, (square - mean.square()).clamp(min=0), tokens.to(wide).log()), dim=2)  # (c g 2d+1)
     mean, square = (sums / tokens for sums in _moments(query, blocks, wide))
-    of_queries = torch.cat((scale * mean, scale**2 / 2 * square), dim=2)
+    of_queries = torch.cat((scale * mean, scale**2 / 2 * square, torch.ones_like(mean[..., :1])), dim=2)
 
-    candidates = _candidates(heavy, blocks, max(MOST_CANDIDATES, number))
-    if candidates is not None:
-        of_keys = of_keys.take_along_dim(candidates[..., None], 1)
-        counts = counts.gather(1, candidates)
-    logits = of_queries @ of_keys.mT + counts.clamp(min=1).log()[:, None]  # (c g g')
     block = torch.arange(g, device=key.device)
-    place = block.expand(logits.shape[0], g) if candidates is None else candidates  # (c g')
-    far = ((place[:, None] - block[:, None]).abs() > 1) & (counts > 0)[:, None]
+    candidates = _candidates(heavy, blocks, max(MOST_CANDIDATES, number))
+    place = block
+    if candidates is not None:
+        exists, candidates = candidates < g, candidates.clamp(max=g - 1)
+        of_keys = of_keys[torch.arange(of_keys.shape[0], device=key.device)[:, None], candidates]
+        counts = counts.gather(1, candidates) * exists
+        place = candidates.repeat_interleave(g, 0)
+    logits = (of_queries @ of_keys.mT).flatten(0, 1)  # (c·g g')
+    own = block.repeat(of_keys.shape[0])[:, None]
+    far = ((place - own).abs() > 1) & (counts > 0).repeat_interleave(g, 0)
     logits = logits.masked_fill(~far, MASKED)
-    weight = (logits - logits.amax(2, keepdim=True)).exp().float()
-    order = torch.where(far, ranked(weight, place[:, None], g), -1 - g - place[:, None])
-    chosen = order.topk(number, dim=2).indices  # (c g k)
-    index = place[:, None].expand(-1, g, -1).gather(2, chosen)
-    return ChosenBlocks(index, far.gather(2, chosen))
+    weight = (logits - logits.amax(1, keepdim=True)).exp().float()
+    order = torch.where(far, ranked(weight, place, g), -1 - g - place)
+    chosen = order.topk(number, dim=1).indices  # (c·g k)
+    index = chosen if candidates is None else place.gather(1, chosen)
+    return ChosenBlocks(*(x.unflatten(0, (-1, g)) for x in (index, far.gather(1, chosen))))
 
 
 def _moments(x: Tensor, blocks: TokenBlocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Sums and sums of squares over each block of `x` (g·s, c, d): (c, g, d)."""
     x = x.unflatten(0, (blocks.number, blocks.size))
-    root = torch.linalg.vector_norm(x, dim=1, dtype=dtype)  # in one pass, without the squares in memory
-    return x.sum(1, dtype=dtype).transpose(0, 1), root.square().transpose(0, 1)
+    # Squares in memory are of the size of the input, and take a tenth of the time of a norm along this axis.
+    return x.sum(1, dtype=dtype).transpose(0, 1), x.to(dtype).square().sum(1).transpose(0, 1)
 
 
 def _candidates(heavy: HeavyKeys, blocks: TokenBlocks, most: int) -> Tensor | None:
-    """The blocks (c, g') that core rows look at most, heavy keys aside; None where all are few enough."""
-    if torch.compiler.is_exporting() or blocks.number <= most:
+    """The blocks (c, g') that core rows look at most, heavy keys aside; None where all are few enough.
+
+    An exported graph, which serves all lengths, always has `most`: blocks that do not exist come after all that do.
+    """
+    exporting = torch.compiler.is_exporting()
+    if not exporting and blocks.number <= most:
         return None
     sums = (heavy.column_sums * blocks.for_heads(blocks.present)).scatter(1, heavy.place, 0)
     mass = sums.unflatten(1, (blocks.number, blocks.size)).sum(2)  # (c g)
-    block = torch.arange(blocks.number, device=mass.device)
-    return ranked(mass.float(), block, blocks.number).topk(most, dim=1).indices.sort(dim=1).values
+    mass = functional.pad(mass, (0, most)) if exporting else mass
+    block = torch.arange(mass.shape[1], device=mass.device)
+    return ranked(mass.float(), block, mass.shape[1]).topk(most, dim=1).indices.sort(dim=1).values
 
 
 def chosen_part(
@@ -82,10 +90,11 @@ def chosen_part(
     """Attention of each block of queries (g, c, s, d) to its chosen blocks of `key` and `value` (g·s, c, d), and its
     log-sum-exp, as `attention_with_lse` gives them. `free` (c, g·s) is 0 for a key to see and `MASKED` for others."""
     s, heads = blocks.size, query.shape[1]
-    bias = free.unflatten(1, (-1, s)).take_along_dim(chosen.index.flatten(1)[..., None], 1)  # (c g·k s)
-    bias = bias.view(*chosen.index.shape, s).masked_fill(~chosen.real[..., None], MASKED)
+    head = torch.arange(heads, device=query.device)[:, None, None]
+    bias = free.unflatten(1, (blocks.number, s))[head, chosen.index]  # (c g k s)
+    bias = bias.masked_fill(~chosen.real[..., None], MASKED)
     place = chosen.index[..., None] * s + torch.arange(s, device=query.device)  # (c g k s)
-    row = place * heads + torch.arange(heads, device=query.device)[:, None, None, None]
+    row = place * heads + head[..., None]
     rows, bias = (x.flatten(2).transpose(0, 1) for x in (row, bias))  # (g c k·s)
     return _GatheredPart.apply(row_contiguous(query), key, value, rows, bias[:, :, None], scale)
 

@@ -23,7 +23,7 @@ def farthest_tokens(
     >>> from nystromformer.attention.landmarks import segments
     >>> tokens = torch.tensor([0.0, 1.0, 5.0, 5.1]).view(1, 1, 4, 1)
     >>> farthest_tokens(tokens, segments(tokens, 2))[0].flatten()
-    tensor([5.1000, 0.0000])
+    tensor([0.0000, 5.1000])
     """
     batch, heads = tokens.shape[:2]
     points = tokens.to(at_least_float32(tokens.dtype))

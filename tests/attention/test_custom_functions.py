@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
 from nystromformer.attention import nystrom_attention
+from nystromformer.attention.chosen_blocks import chosen_part
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
+from nystromformer.attention.nystrom_local_parts import ChosenBlocks, TokenBlocks, token_blocks
 from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
 from nystromformer.attention.pseudoinverse import iterative_pinv
 from nystromformer.attention.skip_convolution import skip_convolution
@@ -33,6 +35,12 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def bias_for(query: Tensor, *shape: int) -> Tensor:
     return torch.arange(math.prod(shape), dtype=query.dtype, device=query.device).sin().view(shape)
+
+
+def two_of_four_blocks(device: torch.device) -> tuple[ChosenBlocks, TokenBlocks]:
+    """For each of four blocks of four tokens, in two heads."""
+    index = torch.tensor([[2, 3], [3, 0], [0, 1], [1, 0]], device=device).expand(2, 4, 2)
+    return ChosenBlocks(index, index != 3), token_blocks(torch.empty(1, 2, 16, 1, device=device), None, size=4)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,11 @@ CASES = {
         {"_BlockwisePart", "_FewQueries"},
         lambda q, k, v: window_part(q, k, v, bias_for(q, 3, 2, 1, 12), scale=0.3, block=4),
         (draw(3, 2, 4, 5), draw(20, 2, 5, seed=1), draw(20, 2, 5, seed=2)),
+    ),
+    "chosen blocks of keys": Case(
+        {"_GatheredPart"},
+        lambda q, k, v: chosen_part(q, k, v, bias_for(q, 2, 16), *two_of_four_blocks(q.device), scale=0.3),
+        (draw(4, 2, 4, 5), draw(16, 2, 5, seed=1), draw(16, 2, 5, seed=2)),
     ),
     "Nyström attention": Case(
         {"_Whole"},

@@ -46,7 +46,11 @@ MASK = torch.ones(2, 10, dtype=torch.bool)
         ({"num_landmarks": True}, TypeError, r"num_landmarks=True is a bool"),
         ({"pinv_iterations": -1}, ValueError, r"pinv_iterations=-1: must be at least 0; the paper uses 6"),
         ({"pinv_scaling": "matrx"}, ValueError, r"pinv_scaling='matrx': must be one of 'matrix', 'batch'.*'matrix'\?"),
-        ({"landmarks": "k-means"}, ValueError, r"must be one of 'segment_means', 'kmeans'. Did you mean 'kmeans'\?"),
+        (
+            {"landmarks": "k-means"},
+            ValueError,
+            r"must be one of 'segment_means', 'kmeans', 'fps', 'grid'. Did you mean 'kmeans'\?",
+        ),
         ({"pinv": "svd"}, ValueError, r"pinv='svd': must be one of 'iterative', 'exact'"),
         ({"scale": "half"}, TypeError, r"scale='half' is a str: must be a number"),
         ({"scale": float("nan")}, ValueError, r"scale=nan: must be finite"),

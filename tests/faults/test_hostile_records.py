@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_chromium, visit
 from markdown_it import MarkdownIt
-from report_runs import maps, write_attention_map, write_bench, write_finetuning, write_lra, write_pretraining
+from report_runs import (
+    maps,
+    write_attention_map,
+    write_bench,
+    write_distillation,
+    write_finetuning,
+    write_lra,
+    write_pretraining,
+)
 
 from nystromformer.cli import main
 from nystromformer.records import RECORDS, Recorder
@@ -37,6 +45,7 @@ KINDS = {
     "lra": write_lra,
     "pretrain": write_pretraining,
     "finetune": write_finetuning,
+    "distill": write_distillation,
     "attention-map": write_attention_map,
 }
 STRUCTURE = ("job", "metric")

@@ -74,7 +74,7 @@ def test_all_pretraining_runs_are_drawn_in_each_figure(tmp_path):
 
 
 def test_every_measurement_says_its_value():
-    entries = {"standard": {512: Entry(0.0123, 0.01, 5_000_000)}, "linear": {512: Entry(reason="out of memory")}}
+    entries = {"standard": {512: Entry(0.0123, 0.01, bytes=5_000_000)}, "linear": {512: Entry(reason="out of memory")}}
     drawings = {name: drawing.render(name)[".svg"] for name, drawing in draw_efficiency(entries).items()}
     assert tips(drawings["time"]) == ["standard, n = 512: 12.3 ms"]
     assert tips(drawings["memory"]) == ["standard, n = 512: 5 MB"]
@@ -102,7 +102,7 @@ def draw_with_legend(drawing: Drawing, axes) -> bytes:
 
 
 def test_two_drawings_on_one_page_share_no_name():
-    entries = {"standard": {512: Entry(0.0123, 0.01, 5_000_000)}}
+    entries = {"standard": {512: Entry(0.0123, 0.01, bytes=5_000_000)}}
     names = [
         {
             element.get("id")

@@ -63,7 +63,7 @@ def test_the_page_needs_nothing_else_and_fits(scheme, width, whole, browser):
 
 def test_all_pictures_are_decoded(whole, browser):
     with visit(browser, whole) as seen:
-        assert seen.page.locator(".plot svg").count() == 5
+        assert seen.page.locator(".plot svg").count() == 6
         images = seen.page.locator("img")
         assert images.count() == 1
         for image in images.all():
@@ -101,7 +101,7 @@ def test_links_lead_to_sections(whole, browser):
     with visit(browser, whole) as seen:
         links = seen.page.locator("nav a")
         assert links.all_inner_texts() == [
-            "Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps",
+            "Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Distillation", "Attention maps",
         ]  # fmt: skip
         links.nth(2).click()
         place = seen.page.locator("#pretraining").bounding_box()
@@ -112,7 +112,7 @@ def test_gaps_are_named_and_hold_no_figure(partial, browser):
     with visit(browser, partial) as seen:
         sections = seen.page.locator("section").filter(has=seen.page.locator(".gap"))
         assert sections.locator("h2").all_inner_texts() == [
-            "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps",
+            "Long Range Arena", "Pretraining", "Fine-tuning", "Distillation", "Attention maps",
         ]  # fmt: skip
         for text in sections.locator(".gap").all_inner_texts():
             assert text.startswith("Not among the given runs. nystromformer ")

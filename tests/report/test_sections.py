@@ -10,7 +10,7 @@ from report_runs import write_all, write_attention_map, write_bench, write_lra, 
 from nystromformer.cli import main
 from nystromformer.records import Recorder
 
-SECTIONS = ["Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Attention maps"]
+SECTIONS = ["Efficiency", "Long Range Arena", "Pretraining", "Fine-tuning", "Distillation", "Attention maps"]
 
 
 def report(*runs, out):
@@ -28,9 +28,16 @@ def test_runs_of_every_kind_leave_no_gap(tmp_path, capsys):
     assert headings(page) == SECTIONS
     assert 'class="gap"' not in page
     assert capsys.readouterr().out.strip() == f"Report: {tmp_path / 'report' / 'report.html'}"
-    assert page.count("<svg ") == 5  # time and memory; ListOps; against steps and against time
+    assert page.count("<svg ") == 6  # time and memory; ListOps; pretraining by steps and by time; distillation
     assert page.count("data:image/png;base64,") == 1
-    for found in ("50.0 ms (30.0×) [12.6×]", "36.00 (37.15)", "from scratch, mini", "91.00 (91.40)", "0.300"):
+    for found in (
+        "50.0 ms (30.0×) [12.6×]",
+        "36.00 (37.15)",
+        "from scratch, mini",
+        "91.00 (91.40)",
+        "0.9600 (0.9300)",
+        "0.300",
+    ):
         assert found in page, "a result, beside the paper's where there is one"
         assert found in text
 
@@ -38,12 +45,15 @@ def test_runs_of_every_kind_leave_no_gap(tmp_path, capsys):
 def test_what_no_run_gave_is_a_named_gap(tmp_path, capsys):
     page, text = report(write_bench(tmp_path / "runs" / "bench").parent, out=tmp_path / "report")
     assert headings(page) == SECTIONS
-    assert page.count('class="gap"') == 4
+    assert page.count('class="gap"') == 5
     assert page.count("<figure") == 2, "no figure without a run"
     for command in ("lra all --preset mini", "pretrain --corpus", "finetune sst2", "attention-map --model"):
         assert f"nystromformer {command}" in page
         assert f"nystromformer {command}" in text
-    assert "no runs for: Long Range Arena, Pretraining, Fine-tuning, Attention maps" in capsys.readouterr().out
+    assert (
+        "no runs for: Long Range Arena, Pretraining, Fine-tuning, Distillation, Attention maps"
+        in capsys.readouterr().out
+    )
 
 
 def test_figures_say_what_made_them(tmp_path):
@@ -72,11 +82,11 @@ def test_nothing_is_fetched_from_elsewhere(tmp_path):
 def test_figures_are_files_that_the_markdown_links(tmp_path):
     _, text = report(write_all(tmp_path / "runs"), out=tmp_path / "report")
     linked = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
-    assert len(linked) == 6
+    assert len(linked) == 7
     for path in linked:
         assert (tmp_path / "report" / path).is_file()
     svg = [path for path in linked if path.endswith(".svg")]
-    assert len(svg) == 5
+    assert len(svg) == 6
     assert all((tmp_path / "report" / path).with_suffix(".png").is_file() for path in svg)
 
 
@@ -171,4 +181,4 @@ def test_a_record_that_lacks_a_field_is_refused_with_its_folder(several, tmp_pat
 @pytest.mark.parametrize("folder", ["results/bench", "results/fidelity", "results/scaling", "results"])
 def test_the_results_of_this_repository_are_accepted(folder, tmp_path, request):
     page, _ = report(request.config.rootpath / folder, out=tmp_path / "report")
-    assert headings(page)[:5] == SECTIONS
+    assert headings(page)[: len(SECTIONS)] == SECTIONS
