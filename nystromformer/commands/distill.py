@@ -39,6 +39,10 @@ def distill(
     conv_kernel_size: Annotated[
         int, whole_number("Taps of the skip convolutions, odd; 0 for none.", least=0, most=LONGEST)
     ] = 33,
+    chosen_blocks: Annotated[
+        int | None,
+        whole_number("Far blocks that each block of nystrom-local reads exactly; 0 for none.", least=0, most=LONGEST),
+    ] = None,
     out: Annotated[Path, new_folder("Folder for records, curves, checkpoints and the model.")] = Path("runs/distill"),
     max_length: Annotated[
         int | None,

@@ -22,7 +22,7 @@ from nystromformer.integrations.attention_interface import AttentionCall, attent
 from nystromformer.integrations.guarded_models import refuse
 from nystromformer.integrations.hf_modules import interface_modules
 from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_choice, set_layers
-from nystromformer.integrations.offered import EXACT_BELOW, chosen
+from nystromformer.integrations.offered import EXACT_BELOW, OPTIONS, chosen
 from nystromformer.integrations.probe import swap_attention
 from nystromformer.integrations.skip_convolution import add_skip_convolution
 from nystromformer.models.loading import load_checkpoint, refuse_lacking, wrong_keys
@@ -141,7 +141,7 @@ class DistillOptions(CorpusOptions):
 
     @cached_property
     def judged_files(self) -> dict[str, list[Path]]:
-        return {Path(name).name: corpus_files((name,)) for name in self.judge or ()}
+        return {Path(name).name: corpus_files((name,), option="--judge") for name in self.judge or ()}
 
     @cached_property
     def chosen_stages(self) -> tuple[str, ...]:
@@ -160,7 +160,10 @@ class DistillOptions(CorpusOptions):
     @property
     def attention_options(self) -> dict[str, Any]:
         """Short texts stay exact, as in every model that is given our attention, but never what is trained on."""
-        return {"exact_below": min(EXACT_BELOW, self.max_length // 2)}
+        return {
+            "exact_below": min(EXACT_BELOW, self.max_length // 2),
+            "chosen_blocks": self.recipe.chosen_blocks,
+        }
 
     def run(self, layers: tuple[str, ...]) -> DistillationRun:
         return DistillationRun(
@@ -226,7 +229,8 @@ def make_student(
         for dropout in ATTENTION_DROPOUTS:
             if hasattr(student.config, dropout):
                 setattr(student.config, dropout, 0.0)
-        set_layers(student, layers, options)
+        known = [choice.name for name in layers if (choice := layer_choice(name, {})) is not None]
+        set_layers(student, layers, {o: value for o, value in options.items() if any(o in OPTIONS[n] for n in known)})
         return student if kernel_size is None else add_skip_convolution(student, kernel_size)
 
 

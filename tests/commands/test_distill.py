@@ -78,7 +78,7 @@ def test_from_an_encoder_of_sentences_to_one_that_follows_it(command, shared, tm
     records = list(read_records(out))
     assert [r["step"] for r in records if r["metric"] == "dev_cosine"] == [2, 4]
     (result,) = [r for r in records if r["metric"] == "cosine"]
-    assert result["stages"] == {"layers": 1, "model": 3}
+    assert result["stages"] == {"layers": 2, "model": 2}
     assert list(result["parts"]) == ["held out", "b.jsonl"]
     for part in result["parts"].values():
         assert {"cosine", "worst", "top_1", "top_10", "errors", "untrained"} <= part.keys()
@@ -166,6 +166,15 @@ def test_a_distilled_model_is_fine_tuned_with_the_attentions_it_has(command, tmp
     assert exact.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("attention, kept", [("nystrom-local-8", 2), ("nystrom-8", None)])
+def test_chosen_blocks_are_saved_where_an_attention_has_them(attention, kept, command, tmp_path):
+    more = ("--attention", attention, "--chosen-blocks", "2", "--stages", "layers", "--steps", "1")
+    assert main(command(*more)) == 0
+    model = AutoModel.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.attention_options.get("chosen_blocks") == kept
+    assert model.config.attention_options["exact_below"] == 24
+
+
 def test_a_longer_model_than_the_teacher(command, tmp_path, shared):
     write_json_lines(tmp_path / "long.jsonl", texts(30, sentences=60))
     more = ("--corpus", tmp_path / "long.jsonl", "--max-length", "100", "--steps", "2", "--conv-kernel-size", "0")
@@ -192,6 +201,7 @@ def test_a_longer_model_than_the_teacher(command, tmp_path, shared):
         (["--layers", "2"], "--layers '2'"),
         (["--stages", "layer"], "--stages='layer'"),
         (["--steps", "1"], "--steps 1: 2 stages"),
+        (["--chosen-blocks", "-1"], "--chosen-blocks"),
         (["--conv-kernel-size", "4"], "--conv-kernel-size=4: must be odd"),
         (["--judge", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
