@@ -21,7 +21,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,15 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 from whisper_wheel import Whisper, load_whisper
 
-from nystromformer.attention import agent_attention, longformer_attention, nystrom_attention, nystrom_local_attention
+from nystromformer.attention import (
+    agent_attention,
+    iterative_pinv,
+    longformer_attention,
+    nystrom_attention,
+    nystrom_local_attention,
+)
 from nystromformer.attention.chosen_blocks import choose_blocks
+from nystromformer.attention.landmarks import means_over, segments
 from nystromformer.attention.nystrom_local_core import NystromLocalOptions
 from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, pick, token_blocks
 from nystromformer.files import write_text
@@ -49,6 +55,28 @@ from nystromformer.report.table import Table
 FRAMES_PER_SECOND = 50
 TOKENS_PER_SENTENCE = 40
 CHOSEN = 3
+LOCAL: dict[str, dict[str, Any]] = {
+    "64": {"num_landmarks": 64},
+    "128": {"num_landmarks": 128},
+    "256": {"num_landmarks": 256},
+    "128, blocks of 64": {"num_landmarks": 128, "block_size": 64},
+    "128, 128 rows": {"num_landmarks": 128, "core_rows": 128},
+    "128, 256 rows": {"num_landmarks": 128, "core_rows": 256},
+    "64, 3 chosen": {"num_landmarks": 64, "chosen_blocks": 3},
+    "128, 3 chosen": {"num_landmarks": 128, "chosen_blocks": 3},
+    "128, 3 chosen, 128 rows": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128},
+    "128, 3 chosen, 128 rows, ridge 0.001": {
+        "num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128, "ridge": 0.001,
+    },
+    "128, 3 chosen, 256 rows": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 256},
+    "64, 6 chosen": {"num_landmarks": 64, "chosen_blocks": 6},
+    "128, 6 chosen": {"num_landmarks": 128, "chosen_blocks": 6},
+    "128, 6 chosen, 128 rows": {"num_landmarks": 128, "chosen_blocks": 6, "core_rows": 128},
+    "128, blocks of 16, 6 chosen, 128 rows": {
+        "num_landmarks": 128, "block_size": 16, "chosen_blocks": 6, "core_rows": 128,
+    },
+}  # fmt: skip
+"""Sizes of `nystrom-local` by what stands behind its name in tables."""
 OUT = Path("results/fidelity/speech")
 
 
@@ -76,6 +104,22 @@ def merged_attention(query: Tensor, key: Tensor, value: Tensor, *, kept: int, sc
     return scaled_dot_product_attention(query, key, value, attn_mask=size.log().mT, scale=scale)
 
 
+def kernel_attention(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, scale: float) -> Tensor:
+    """PnP-Nystra (Kidambi and Nair, 2025) on (b, h, n, d): not the softmax but its kernel is approximated, from means
+    over segments, and rows are divided by their sums afterwards. The kernel is exp, from 5 on a line, as in their code.
+    """
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        logits = scale * a @ b.mT
+        return logits.clamp(max=5).exp() + (logits - 5).relu()
+
+    divided = segments(query, num_landmarks)
+    q, k = (means_over(x, divided) for x in (query, key))  # (b h m d)
+    ones_too = torch.cat((value, torch.ones_like(value[..., :1])), dim=3)
+    out = kernel(query, k) @ (iterative_pinv(kernel(q, k)) @ (kernel(q, key) @ ones_too))
+    return out[..., :-1] / out[..., -1:]
+
+
 @dataclass(frozen=True)
 class Candidate:
     family: str
@@ -90,7 +134,6 @@ def candidates() -> Iterator[Candidate]:
 
         return Candidate(family, name, attend)
 
-    local = partial(put, "nystrom-local", operation=nystrom_local_attention)
     yield Candidate("standard", "standard", exact_attention)
     for m in (64, 256):
         yield put("nystrom", f"nystrom-{m}", nystrom_attention, num_landmarks=m)
@@ -99,15 +142,13 @@ def candidates() -> Iterator[Candidate]:
         "nystrom, grid", "nystrom-128, grid 30 × 50", nystrom_attention, num_landmarks=128, landmarks="grid",
         grid_shape=(30, 50),
     )  # fmt: skip
+    yield put("PnP-Nystra", "PnP-Nystra-128", kernel_attention, num_landmarks=128)
     yield put("agent", "agent-128", agent_attention, num_agents=128)
     yield put("token merging", "token merging to 384", merged_attention, kept=384)
     yield put("longformer", "longformer-257", longformer_attention, window=257)
-    yield local(name="nystrom-local-64", num_landmarks=64)
-    yield local(name="nystrom-local-128", num_landmarks=128)
-    yield local(name="nystrom-local-64, 3 chosen", num_landmarks=64, chosen_blocks=CHOSEN)
-    yield local(name="nystrom-local-128, 3 chosen", num_landmarks=128, chosen_blocks=CHOSEN)
-    yield local(name="nystrom-local-128, 3 chosen, 128 rows", num_landmarks=128, chosen_blocks=CHOSEN, core_rows=128)
-    yield local(name="nystrom-local-128, 6 chosen, 128 rows", num_landmarks=128, chosen_blocks=6, core_rows=128)
+    for name, sizes in LOCAL.items():
+        family = "nystrom-local, chosen blocks" if sizes.get("chosen_blocks") else "nystrom-local"
+        yield put(family, f"nystrom-local-{name}", nystrom_local_attention, **sizes)
 
 
 def words_of(text: str) -> list[str]:

@@ -3,8 +3,9 @@
     python benchmarks/nystrom_local_limits.py --out results/nystrom-local/limits
 
 Each query puts a given share of its weight on one token and spreads the rest. That token is a neighbor, one that all
-queries share, or a far one that no other query looks at. And queries and keys without any order: normal noise, with
-logits that spread more and more. The figure is ‖Ŝ V − S V‖ / ‖S V‖, with values that are noise, mean over heads.
+queries share, a far one where the next query looks at the next token, or any one, drawn for each query. And queries and
+keys without any order: normal noise, with logits that spread more and more. The figure is ‖Ŝ V − S V‖ / ‖S V‖, with
+values that are noise, mean over heads.
 """
 
 import argparse
@@ -30,6 +31,7 @@ ATTENTIONS = {
     "nystrom-64": nystrom_attention,
     "nystrom-local-64": nystrom_local_attention,
     "nystrom-local-64, ridge 0.1": partial(nystrom_local_attention, ridge=0.1),
+    "nystrom-local-64, 3 chosen": partial(nystrom_local_attention, chosen_blocks=3),
     "[CLS] global + longformer-257": lambda *tensors: longformer_attention(*tensors, window=257, global_tokens=1),
     "mean of values": lambda query, key, value: value.mean(2, keepdim=True).expand_as(value),
 }
@@ -57,6 +59,9 @@ def cases(generator: torch.Generator) -> Iterator[tuple[str, Tensor, Tensor]]:
     for spread in SPREADS:
         query, key = torch.randn(2, 1, HEADS, LENGTH, WIDTH, generator=generator) * spread**0.5
         yield f"noise, logits of deviation {spread:g}", query, key
+    for share in SHARES:
+        anywhere = torch.randperm(LENGTH, generator=generator)
+        yield f"{100 * share:.0f} % on a token drawn for it", *looking_at(anywhere, share, generator)
 
 
 def main() -> None:

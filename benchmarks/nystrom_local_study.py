@@ -4,7 +4,7 @@
     python benchmarks/nystrom_local_study.py quality --model path/to/MiniLM --data path/to/wikipedia --of reporting
     python benchmarks/nystrom_local_study.py time
 
-One size is changed at a time, landmarks and blocks together. Quality is measured as in `fidelity.py`, on articles that
+One size is changed at a time, and some together. Quality is measured as in `fidelity.py`, on articles that
 defaults may be chosen with or on others, for reporting: see `PARTS`. Positions beyond those of the model start again.
 Times are of one call, interleaved. `quality` resumes where it stopped; each command draws what there is.
 """
@@ -63,9 +63,20 @@ VARIED: dict[str, tuple[int | float, ...]] = {
     "heavy_keys": (0, 4, 8, 32),
     "core_rows": (16, 32, 128, 256),
     "ridge": (0.001, 0.1, 1.0),
+    "chosen_blocks": (1, 3, 6),
 }
-BOTH = [(32, 16), (128, 16), (32, 64), (128, 64)]
-"""Landmarks and blocks that are changed together."""
+TOGETHER: list[dict[str, int | float]] = [
+    {"num_landmarks": 32, "block_size": 16},
+    {"num_landmarks": 128, "block_size": 16},
+    {"num_landmarks": 32, "block_size": 64},
+    {"num_landmarks": 128, "block_size": 64},
+    {"chosen_blocks": 3, "core_rows": 128},
+    {"chosen_blocks": 3, "core_rows": 128, "ridge": 0.001},
+    {"block_size": 16, "chosen_blocks": 6, "core_rows": 128},
+    {"num_landmarks": 128, "chosen_blocks": 3},
+    {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128},
+]
+"""Sizes that are changed together."""
 
 
 def settings() -> Iterator[Setting]:
@@ -77,8 +88,8 @@ def settings() -> Iterator[Setting]:
     for option, values in VARIED.items():
         for value in values:
             yield local(option, **{option: value})
-    for m, block in BOTH:
-        yield local("both", num_landmarks=m, block_size=block)
+    for changed in TOGETHER:
+        yield local("together", **changed)
     for m in (32, 64, 128, 256):
         yield Setting(f"nystrom-{m}", "nystrom", nystrom_attention, {"num_landmarks": m})
 
@@ -90,7 +101,8 @@ def measure_quality(options: argparse.Namespace) -> None:
     recorder = Recorder(options.out, job="nystrom_local_quality", config=common, seed=options.seed)
     done = {(r["setting"], r["length"], r["config"]["of"]) for r in found(options.out, "cosine")}
     for length in options.lengths:
-        missing = [s for s in settings() if (s.name, length, options.of) not in done]
+        asked = [s for s in settings() if options.only is None or s.name in options.only]
+        missing = [s for s in asked if (s.name, length, options.of) not in done]
         if not missing:
             continue
         texts = islice(shuffled_texts(options.data, options.seed), part.start, part.stop)
@@ -196,6 +208,8 @@ def main() -> None:
     quality.add_argument("--data", type=Path, required=True, help="folder with Parquet files of articles")
     quality.add_argument("--of", choices=PARTS, default="reporting", help="which articles")
     quality.add_argument("--lengths", type=int, nargs="+", default=list(ARTICLES))
+    names = [setting.name for setting in settings()]
+    quality.add_argument("--only", nargs="+", choices=names, help="these settings, in quotes")
     quality.add_argument("--articles", type=int, help="of each length, in place of those in the script")
     quality.add_argument("--seed", type=int, default=0)
     quality.set_defaults(run=measure_quality)

@@ -9,7 +9,8 @@ neighbors among all others: once with exact attention, once with another. Two se
 - all: neighbors are mostly passages of the same article, as where chunks of documents are searched.
 - other articles: passages of the query's own article don't count, which leaves many near ties.
 
-Embeddings are kept in `--cache`, one file for each attention, so that a second run resumes where the first stopped.
+Embeddings are kept in `--cache`, one file for each attention, so that a second run resumes where the first stopped, and
+attentions whose records `--out` has already are not measured again.
 The articles are none of those that defaults were chosen with: see `HELD_OUT`.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from fidelity import AT_ONCE, embedding, shuffled_texts, windowed, with_landmarks
@@ -32,7 +34,7 @@ from nystromformer.attention import nystrom_attention, nystrom_local_attention
 from nystromformer.files import write_text
 from nystromformer.integrations.probe import Attend, exact_attention, swap_attention
 from nystromformer.progress import steps_bar
-from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+from nystromformer.records import RECORDS, Recorder, read_records, write_config
 from nystromformer.report.table import Table
 
 HELD_OUT = 1000
@@ -51,6 +53,8 @@ ATTENTIONS: dict[str, Attend] = {
     "nystrom-local-64": local(),
     "nystrom-local-64, blocks of 64": local(block_size=64),
     "nystrom-local-64, blocks of 64, 128 core rows": local(block_size=64, core_rows=128),
+    "nystrom-local-64, 3 chosen": local(chosen_blocks=3),
+    "nystrom-local-64, 3 chosen, 128 core rows": local(chosen_blocks=3, core_rows=128),
     "[CLS] global + longformer-257": partial(windowed, 257, 1),
 }
 
@@ -147,12 +151,20 @@ def record_all(recorder: Recorder, passages: Passages, embeddings: dict[str, Ten
             recorder.record("similarity_lost", found.loss, **place)
 
 
+def recorded(folder: Path, config: dict[str, Any]) -> set[str]:
+    """The attentions that `folder` has records of, which must be of the same passages."""
+    records = list(read_records(folder)) if (folder / RECORDS).exists() else []
+    if any(record["config"] != config for record in records):
+        raise ValueError(f"--out {folder}: holds records of other passages; give another folder or remove it.")
+    return {record["attention"] for record in records}
+
+
 def table(records: list[dict]) -> str:
     """A row for each attention, as Markdown."""
     settings = list(dict.fromkeys(r["neighbors"] for r in records if "neighbors" in r))
     values = {(r["attention"], r["metric"], r.get("neighbors")): r for r in records}
     rows = []
-    for name in dict.fromkeys(r["attention"] for r in records):
+    for name in (name for name in ATTENTIONS if (name, "cosine", None) in values):
         cosine = values[name, "cosine", None]
         cells = [f"{cosine['value']:.3f} ({cosine['worst']:.3f})"]
         for setting in settings:
@@ -176,6 +188,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=1200)
     parser.add_argument("--of-each", type=int, default=3, help="passages of each article")
     parser.add_argument("--length", type=int, default=512, help="tokens of a passage")
+    parser.add_argument("--only", nargs="+", choices=list(ATTENTIONS), help="these attentions, in quotes")
     parser.add_argument("--skip", type=int, default=HELD_OUT, help="articles to leave out, see above")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -183,15 +196,14 @@ def main() -> None:
         model, tokenizer = AutoModel.from_pretrained(options.model).eval(), AutoTokenizer.from_pretrained(options.model)
         texts = islice(shuffled_texts(options.data, options.seed), options.skip, None)
         passages = cut(texts, tokenizer, options.length, options.of_each, options.passages)
-        new_job_folder(options.out)
+        config = {"model": Path(options.model).name, "passages": len(passages), "length": options.length}
+        config |= {"of_each": options.of_each, "skip": options.skip}
+        done = recorded(options.out, config)
     except (OSError, ValueError) as error:
         parser.error(str(error))
 
-    embeddings = {
-        name: cached_embeddings(options.cache, model, passages, name, attend) for name, attend in ATTENTIONS.items()
-    }
-    config = {"model": Path(options.model).name, "passages": len(passages), "length": options.length}
-    config |= {"of_each": options.of_each, "skip": options.skip}
+    asked = [name for name in ATTENTIONS if name in [EXACT, *(options.only or ATTENTIONS)] and name not in done]
+    embeddings = {name: cached_embeddings(options.cache, model, passages, name, ATTENTIONS[name]) for name in asked}
     write_config(options.out, config)
     record_all(Recorder(options.out, job="retrieval", config=config, seed=options.seed), passages, embeddings)
     shown = table(list(read_records(options.out)))
