@@ -43,6 +43,7 @@ from nystromformer.integrations.probe import Attend, exact_attention, record_cal
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, new_job_folder, read_records, write_config
 from nystromformer.report.table import Table
+from nystromformer.training.finetuning_models import with_positions
 
 LENGTHS = (128, 256, 512)
 AT_ONCE = 4
@@ -119,8 +120,13 @@ def embedding(hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def study(model: PreTrainedModel, ids: Tensor, tried: Iterable[Attend]) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each attention its errors (layers, articles, heads) and cosines (articles,)."""
-    inputs = [model_inputs(model, part) for part in ids.split(AT_ONCE)]
+    """For each attention its errors (layers, articles, heads) and cosines (articles,).
+
+    Where the model has too few positions for `ids` (articles, n) they start again.
+    """
+    if ids.shape[1] > model.config.max_position_embeddings:
+        model = with_positions(model, ids.shape[1]).eval()
+    inputs = [{"input_ids": part} for part in ids.split(AT_ONCE)]
     captured = [record_calls(model, **given) for given in inputs]
     exact = torch.cat([embedding(output.last_hidden_state) for _, output in captured])
     outputs = [[exact_attention(call) for call in calls] for calls, _ in captured]
@@ -132,14 +138,6 @@ def study(model: PreTrainedModel, ids: Tensor, tried: Iterable[Attend]) -> Itera
         with swap_attention(model, attend):
             replaced = torch.cat([embedding(model(**given).last_hidden_state) for given in inputs])
         yield torch.cat(errors, dim=1), (replaced * exact).sum(dim=1)
-
-
-def model_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """What to call `model` with for `ids` (b, n). Where it has too few positions they start again, as if tiled."""
-    positions, length = model.config.max_position_embeddings, ids.shape[1]
-    if length <= positions:
-        return {"input_ids": ids}
-    return {"input_ids": ids, "position_ids": (torch.arange(length) % positions).expand_as(ids)}
 
 
 def table(records: list[dict]) -> str:

@@ -12,15 +12,15 @@ Sentences by `espeak-ng` (`spoken_sentences.py`), and recorded ones if a folder 
 - word error rate by the text that was read.
 
 Options are chosen with the sentences for choosing and reported with the others. `time` is CPU time of one thread, calls
-interleaved, of attention alone on what the second layer gets. `anatomy` says where the weight lies and what is lost.
-`measure` resumes where it stopped; each command writes what there is.
+interleaved, of attention alone on what the second layer gets, and for shorter and longer input. `anatomy` says where
+the weight lies and what is lost. `measure` resumes where it stopped; each command writes what there is.
 """
 
 import argparse
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ LOCAL: dict[str, dict[str, Any]] = {
     "128, 128 rows": {"num_landmarks": 128, "core_rows": 128},
     "128, 256 rows": {"num_landmarks": 128, "core_rows": 256},
     "64, 3 chosen": {"num_landmarks": 64, "chosen_blocks": 3},
+    "128, 1 chosen": {"num_landmarks": 128, "chosen_blocks": 1},
     "128, 3 chosen": {"num_landmarks": 128, "chosen_blocks": 3},
     "128, 3 chosen, 128 rows": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128},
     "128, 3 chosen, 128 rows, ridge 0.001": {
@@ -77,6 +78,9 @@ LOCAL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Sizes of `nystrom-local` by what stands behind its name in tables."""
+LENGTHS = (375, 750, 1500, 3000, 6000)
+BY_LENGTH = ("standard", "nystrom-64", "nystrom-local-128", "nystrom-local-64, 3 chosen", "nystrom-local-128, 6 chosen")
+"""Those whose time is measured for other lengths too: frames are left out or come again."""
 OUT = Path("results/fidelity/speech")
 
 
@@ -241,15 +245,26 @@ def second_layer(options: argparse.Namespace) -> list[AttentionCall]:
 def measure_time(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     call = second_layer(options)[1]
-    times: dict[str, list[float]] = {each.name: [] for each in candidates()}
-    for _ in range(options.rounds):
-        for each in candidates():
+    recorder = Recorder(options.out, job="fidelity_speech_time", config={"length": call.query.shape[2]})
+    for name, seconds in cpu_times(call, list(candidates()), options.rounds).items():
+        recorder.record("cpu_time", seconds, attention=name, rounds=options.rounds, unit="s")
+    compared = [each for each in candidates() if each.name in BY_LENGTH]
+    for length in LENGTHS:
+        again = [x.repeat(1, 1, -(-length // x.shape[2]), 1)[:, :, :length] for x in (call.query, call.key, call.value)]
+        longer = replace(call, **dict(zip(("query", "key", "value"), again, strict=True)))
+        for name, seconds in cpu_times(longer, compared, options.rounds).items():
+            recorder.record("cpu_time_by_length", seconds, length=length, attention=name, unit="s")
+
+
+def cpu_times(call: AttentionCall, tried: list[Candidate], rounds: int) -> dict[str, float]:
+    """The shortest of some calls of each, interleaved."""
+    times: dict[str, list[float]] = {each.name: [] for each in tried}
+    for _ in range(rounds):
+        for each in tried:
             start = time.process_time()
             each.attend(call)
             times[each.name].append(time.process_time() - start)
-    recorder = Recorder(options.out, job="fidelity_speech_time", config={"length": call.query.shape[2]})
-    for name, seconds in times.items():
-        recorder.record("cpu_time", min(seconds), attention=name, rounds=options.rounds, unit="s")
+    return {name: min(seconds) for name, seconds in times.items()}
 
 
 @torch.no_grad()
@@ -347,32 +362,55 @@ def anatomy_table(records: list[dict]) -> str:
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Words changed and cosine against time; exact attention is a line, since it changes none."""
+    """Cosine and words changed against time, where exact attention is a line, since it changes none; time by length."""
     times = {r["attention"]: 1e3 * r["value"] for r in found(folder, "cpu_time")}
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    labels = {"cosine": "1 − cosine of the encoder's output", "words_changed": "share of words changed"}
-    for panel, (metric, label) in zip(axes, labels.items(), strict=True):
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained")
+    labels = {"cosine": "1 − cosine of the encoder's output", "words_changed": "words changed, percent"}
+    families = [family for family in dict.fromkeys(each.family for each in candidates()) if family != "standard"]
+    for panel, (metric, label) in zip(axes, labels.items(), strict=False):
         values = {r["attention"]: r["value"] for r in found(folder, metric) if r["config"]["of"] == "reporting"}
-        values = {name: 1 - value if metric == "cosine" else value for name, value in values.items()}
-        for family in dict.fromkeys(each.family for each in candidates()):
-            names = [
-                each.name
-                for each in candidates()
-                if each.family == family and each.name in values and each.name in times
-            ]
-            if family == "standard" or not names:
-                continue
-            style = {"markersize": 9 if family.startswith("nystrom-local") else 6}
+        values = {name: 1 - value if metric == "cosine" else 100 * value for name, value in values.items()}
+        for family in families:
+            names = [each.name for each in candidates() if each.family == family and each.name in values.keys() & times]
+            style = {"markersize": 9 if family.startswith("nystrom-local") else 6, "alpha": 0.85}
             panel.plot([times[n] for n in names], [values[n] for n in names], "o", label=family, **style)
-        panel.axvline(times["standard"], color="grey", linestyle="--", label="exact")
+        panel.axvline(times["standard"], color="grey", linestyle="--", label="exact: changes nothing")
         panel.set_xscale("log")
-        panel.set_yscale("log" if metric == "cosine" else "linear")
+        panel.set_yscale("log" if metric == "cosine" else "symlog", **({} if metric == "cosine" else {"linthresh": 1}))
+        panel.set_xticks([5, 10, 20, 40, 80], ["5", "10", "20", "40", "80"])
         panel.set_xlabel("CPU ms of one layer's attention, 1,500 frames, one thread", fontsize=9)
         panel.set_ylabel(label, fontsize=9)
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].set_ylim(bottom=0)
+    axes[0].legend(frameon=False, fontsize=8, loc="lower left")
+    by_length = found(folder, "cpu_time_by_length")
+    for name in dict.fromkeys(r["attention"] for r in by_length):
+        points = {r["length"]: 1e3 * r["value"] for r in by_length if r["attention"] == name}  # the last run counts
+        style = {"color": "grey", "linestyle": "--"} if name == "standard" else {}
+        axes[2].loglog(
+            points.keys(), points.values(), marker="o", label="exact" if name == "standard" else name, **style
+        )
+    axes[2].set_xticks(LENGTHS, [f"{n:,}" for n in LENGTHS])
+    axes[2].minorticks_off()
+    axes[2].yaxis.set_major_formatter("{x:g}")
+    axes[2].set_xlabel("frames", fontsize=9)
+    axes[2].set_ylabel("CPU ms of one layer's attention, one thread", fontsize=9)
+    axes[2].legend(frameon=False, fontsize=8)
+    for panel in axes:
+        panel.tick_params(axis="x", which="minor", labelbottom=False)
         panel.grid(alpha=0.3, which="both")
-    axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def lengths_table(records: list[dict]) -> str:
+    times = {(r["attention"], r["length"]): r["value"] for r in records}
+    lengths = sorted({length for _, length in times})
+    rows = [
+        [name, *(f"{1e3 * times[name, n]:.1f} ({times['standard', n] / times[name, n]:.1f}×)" for n in lengths)]
+        for name in dict.fromkeys(name for name, _ in times)
+    ]
+    return Table(["CPU ms (times as fast as exact)", *(f"{n:,} frames" for n in lengths)], rows).markdown()
 
 
 def show(options: argparse.Namespace) -> None:
@@ -381,6 +419,8 @@ def show(options: argparse.Namespace) -> None:
         write_text(options.out / f"{part}.md", table(options.out, part) + "\n")
     if anatomy := found(options.out, "output_error"):
         write_text(options.out / "anatomy.md", anatomy_table(anatomy) + "\n")
+    if by_length := found(options.out, "cpu_time_by_length"):
+        write_text(options.out / "lengths.md", lengths_table(by_length) + "\n")
     if "reporting" in parts and found(options.out, "cpu_time"):
         draw(options.out, options.out / "quality-time.png")
 
