@@ -14,7 +14,7 @@ from nystromformer.checks import check_odd
 from nystromformer.integrations.attention_interface import stated_options
 from nystromformer.integrations.guarded_models import REMEMBERED
 from nystromformer.integrations.layer_attentions import EXACT, listed
-from nystromformer.integrations.offered import OFFERED, OPTIONS
+from nystromformer.integrations.offered import OFFERED, OPTIONS, chosen
 from nystromformer.integrations.skip_convolution import ATTRIBUTE as CONVOLUTION
 from nystromformer.integrations.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.models import NystromformerConfig
@@ -217,6 +217,8 @@ def check_attention(source: Source, attention: str, conv_kernel_size: int | None
             f"--attention {attention}: {source.name} is of type {source.config().model_type!r}, which can only have "
             f"standard, {' and '.join(OFFERED)}; models of type {', '.join(LAYOUTS)} can be converted to any other."
         )
+    elif offered and attention != "standard":
+        chosen(attention, {})
     source.conv_kernel_size(attention, conv_kernel_size)
 
 

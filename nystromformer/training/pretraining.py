@@ -220,7 +220,7 @@ def run_pretraining(
 def check_run(folder: Path) -> None:
     try:
         found = pretraining_runs(read_records(folder))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         found = []
     if not found:
         raise ValueError(f"--beside {folder}: holds no records of a pretraining run; give the --out folder of one.")

@@ -10,8 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bad_inputs import COMMANDS, VALID, BadInput, bad_inputs, options_of, write_inputs
-from documented_commands import parse
+from bad_inputs import COMMANDS, OWN_TABLE, VALID, BadInput, bad_inputs, options_of, write_inputs
 
 from nystromformer.cli import main
 from nystromformer.commands import Choice, Range
@@ -76,6 +75,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(bad, here, capfd):
     assert len(lines) == 1, said
     assert len(said.splitlines()) - bars(said) == 1, said
     assert len(lines[0]) < 2_500
+    assert not bad.named or any(name.lower() in lines[0].lower() for name in bad.named), said
     assert tree(here) == before
 
 
@@ -90,10 +90,23 @@ def test_the_table_is_large_and_has_every_command():
     assert {bad.command for bad in TABLE} == set(COMMANDS) == set(VALID)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_valid_has_options_that_exist(command):
+TAKES_LONG = ("demo",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.faults] if name in TAKES_LONG else []) for name in COMMANDS],
+)
+def test_what_is_valid_succeeds(command, here, capfd):
     """Otherwise each of its bad inputs would be refused for another reason."""
-    parse([command, *VALID[command]])
+    assert main([command, *VALID[command]]) == 0, capfd.readouterr().err
+    assert (here / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_table_of_the_users_own_succeeds(here, capfd):
+    assert main(["finetune", *OWN_TABLE]) == 0, capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

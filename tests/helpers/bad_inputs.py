@@ -44,6 +44,10 @@ VALID = {
 }  # fmt: skip
 """A command of each kind that would succeed in the folder that `write_inputs` fills."""
 
+OWN_TABLE = ["custom", "--model", "bert", "--data", "own.csv", "--text-column", "text", *TINY, "--out", "out"]
+"""A table of the user's own, which alone has columns to be named."""
+COLUMNS = ("--text-column", "--pair-column", "--label-column")
+
 PLACES = ["missing", "text.txt/below", "/dev/null", "empty", "/dev/null/below"]
 """Where there is no model, data set or run."""
 ATTENTIONS = ["nystrm", "nystrom-0", "linformer-0", "longformer-4", "standard,,linear", "nystrom--1", "nystrom-x",
@@ -81,6 +85,8 @@ TEXTS: dict[str, list[str]] = {
 """Bad values of the options that take text, by the name of the option."""
 INPUTS = ("text", "runs", "beside")
 """Options with a path that is read."""
+OTHER_WORDS = {"attention": ("num_landmarks=0", "projection_dim=0", "window=4")}
+"""What an error may name in place of the option or its value."""
 FINE = {(command, "text_column"): "plain text has no columns" for command in ("pretrain", "distill")}
 """Where the values of `TEXTS` are not bad, and why."""
 
@@ -93,15 +99,18 @@ class BadInput:
     what: str
     arguments: list[str]
     spoil: Callable[[Path], None] = field(default=lambda folder: None)
+    named: tuple[str, ...] = ()
+    """Of which the error names one, so that it is refused for its own fault."""
 
     @property
     def name(self) -> str:
         return f"{self.command} {self.what}"
 
 
-def changed(command: str, option: str, value: str) -> list[str]:
+def changed(command: str, option: str, value: str, valid: list[str] | None = None) -> list[str]:
     """The valid command with another value of an option or argument."""
-    arguments = list(VALID[command])
+    is_own = command == "finetune" and option in COLUMNS
+    arguments = list(valid or (OWN_TABLE if is_own else VALID[command]))
     if not option.startswith("--"):
         place = 1 if option == "out" else 0
         arguments[place] = value
@@ -140,7 +149,10 @@ def bad_options() -> Iterator[BadInput]:
         for option in options_of(command):
             for value in bad_values(command, option):
                 given = value if len(value) < 30 else value[:30] + "…"
-                yield BadInput(command, f"{option.shown} {given!r}", changed(command, option.shown, value))
+                words = [option.shown, f"{option.name} {value!r}"[:30], *OTHER_WORDS.get(option.name, ())]
+                words += [value[:30]] if len(value) > 3 else []  # shorter ones may be in any sentence
+                arguments = changed(command, option.shown, value)
+                yield BadInput(command, f"{option.shown} {given!r}", arguments, named=tuple(words))
 
 
 def bad_values(command: str, option: Option) -> list[str]:
@@ -238,7 +250,6 @@ def bad_texts() -> Iterator[BadInput]:
             yield BadInput(command, f"{file} {what}", VALID[command] + more, _rewritten(file, CONTENTS[what]))
     for what in ("empty", "binary", "{}", "[]", "truncated", "deeply nested"):
         yield BadInput("lra", f"dataset.json {what}", VALID["lra"], _rewritten("listops/dataset.json", CONTENTS[what]))
-    own = ["custom", "--model", "bert", *TINY, "--text-column", "text", "--out", "out", "--data"]
     tables = {
         "empty.csv": "",
         "header.csv": "text,label\n",
@@ -254,7 +265,7 @@ def bad_texts() -> Iterator[BadInput]:
         "name.doc": "text",
     }
     for name, content in tables.items():
-        yield BadInput("finetune", name, [*own, name], _written(name, content))
+        yield BadInput("finetune", name, changed("finetune", "--data", name, OWN_TABLE), _written(name, content))
 
 
 RECORDS = {
@@ -290,6 +301,7 @@ def write_inputs(folder: Path) -> None:
     write_vocabulary(folder)
     (folder / "text.txt").write_text("the good film is said\n" * 20)
     (folder / "corpus.txt").write_text("\n\n".join(texts(30)))
+    (folder / "own.csv").write_text("text,label\n" + "the good film,1\nthe bad film,0\n" * 20)
     (folder / "empty").mkdir()
     write_official(folder / "glue")
     generate(folder / "listops", ListOpsOptions(min_tokens=16, max_tokens=64, train=16, dev=6, test=10))

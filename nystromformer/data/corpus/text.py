@@ -28,46 +28,47 @@ def kind_of(path: Path) -> str | None:
     return path.suffix.lower() if path.suffix.lower() in SUFFIXES else None
 
 
-def corpus_files(corpora: Sequence[str]) -> list[Path]:
+def corpus_files(corpora: Sequence[str], option: str = "--corpus") -> list[Path]:
     """All files of some corpora, in their order. A file that is named twice is read once.
 
     Each corpus is a file, a folder that is searched with its subfolders, or a data set of the Hub: `owner/name`, or
-    `owner/name:folder` for one folder of it, such as `wikimedia/wikipedia:20231101.en`.
+    `owner/name:folder` for one folder of it, such as `wikimedia/wikipedia:20231101.en`. Errors call them `option`.
     """
     if not corpora:
-        raise ValueError("no --corpus: give at least one file, folder or Hub id.")
-    return list(dict.fromkeys(path.resolve() for corpus in corpora for path in _files(corpus)))
+        raise ValueError(f"no {option}: give at least one file, folder or Hub id.")
+    return list(dict.fromkeys(path.resolve() for corpus in corpora for path in _files(corpus, option)))
 
 
-def _files(corpus: str) -> list[Path]:
+def _files(corpus: str, option: str) -> list[Path]:
     path = Path(corpus).expanduser()
     if path.is_file():
         if kind_of(path) is None:
             raise ValueError(
-                f"--corpus {corpus}: its name must end with one of {', '.join(SUFFIXES)} (or these + .gz)."
+                f"{option} {corpus}: its name must end with one of {', '.join(SUFFIXES)} (or these + .gz)."
             )
         return [path]
     if path.is_dir():
-        return _files_in(path, corpus)
+        return _files_in(path, corpus, option)
     match = HUB_SOURCE.fullmatch(corpus)
     if match is None or corpus.startswith((".", "~")):
-        raise ValueError(f"--corpus {corpus}: no such file or folder, and no Hub id (owner/name) either.")
-    return _files_in(_from_hub(*match.groups()), corpus)
+        raise ValueError(f"{option} {corpus}: no such file or folder, and no Hub id (owner/name) either.")
+    name, subfolder = match.groups()
+    return _files_in(_from_hub(name, subfolder, option), corpus, option)
 
 
-def _files_in(folder: Path, corpus: str) -> list[Path]:
+def _files_in(folder: Path, corpus: str, option: str) -> list[Path]:
     found = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of(path) is not None)
     found = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not found:
-        raise ValueError(f"--corpus {corpus}: no file in it ends with one of {', '.join(SUFFIXES)} (or these + .gz).")
+        raise ValueError(f"{option} {corpus}: no file in it ends with one of {', '.join(SUFFIXES)} (or these + .gz).")
     return found
 
 
-def _from_hub(name: str, subfolder: str | None) -> Path:
+def _from_hub(name: str, subfolder: str | None, option: str) -> Path:
     """The local copy of a data set, downloaded if it is not there yet."""
     within = f"{subfolder.strip('/')}/" if subfolder else ""
     patterns = [f"{within}*{suffix}{end}" for suffix in SUFFIXES for end in ("", COMPRESSED)]
-    return download(name, patterns=patterns, option="--corpus") / within
+    return download(name, patterns=patterns, option=option) / within
 
 
 DIVISIONS = ("blank-line", "line", "file")
