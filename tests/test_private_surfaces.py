@@ -5,6 +5,7 @@ import ctypes
 import inspect
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -37,6 +38,14 @@ MODEL = {
     "set_attn_implementation": ["attn_implementation", "allow_all_kernels"],
     "_initialize_weights": ["module", "is_custom_code"],
     "_init_weights": ["module"],
+}
+
+
+PEFT = {
+    "save_pretrained": (peft.PeftModel, "save_directory"),
+    "load_adapter": (peft.PeftModel, "model_id"),
+    "to_dict": (peft.config.PeftConfigMixin, None),
+    "from_peft_type": (peft.config.PeftConfigMixin, "kwargs"),
 }
 
 
@@ -128,6 +137,12 @@ def test_methods_of_models_that_we_extend(name):
     assert parameters(getattr(PreTrainedModel, name)) == MODEL[name], broken("PreTrainedModel")
 
 
+@pytest.mark.parametrize("name", PEFT)
+def test_methods_of_peft_that_we_extend(name):
+    owner, first = PEFT[name]
+    assert next(iter(parameters(getattr(owner, name))), None) == first, broken(name)
+
+
 def test_declarations_of_model_classes():
     from transformers import BertForMaskedLM
 
@@ -156,7 +171,7 @@ def test_usage_errors_have_a_base_class_with_a_message():
 
 
 def test_the_page_names_what_the_canaries_watch():
-    for name in [*TRAINER, *MODEL, "_scaled_dot_product_flash_attention_for_cpu", "ALL_ATTENTION_FUNCTIONS"]:
+    for name in [*TRAINER, *MODEL, *PEFT, "_scaled_dot_product_flash_attention_for_cpu", "ALL_ATTENTION_FUNCTIONS"]:
         assert name in PAGE, name
 
 

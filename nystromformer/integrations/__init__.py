@@ -34,6 +34,7 @@ def register() -> None:
         raise ImportError(f"register needs transformers: {install_hint('models')}.") from error
 
     from nystromformer import models
+    from nystromformer.integrations.adapters import remember_in_adapters
     from nystromformer.integrations.attention_interface import register_attention
     from nystromformer.integrations.guarded_models import guard_models
 
@@ -44,6 +45,7 @@ def register() -> None:
         getattr(transformers, auto_class).register(config, getattr(models, model), exist_ok=True)
     register_attention()
     guard_models()
+    remember_in_adapters()
     if (constants := sys.modules.get("peft.utils.constants")) is not None:
         _name_peft_targets(vars(constants), config.model_type)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from nystromformer.integrations.adapters import remember_in_adapters
 from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
 from nystromformer.integrations.hf_masks import REMEDY
 from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
@@ -55,6 +56,7 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
         watch(model)
         tell_borders(model)
     remember(model.config)
+    remember_in_adapters()  # where PEFT was imported after `register()`
     original()
 
 

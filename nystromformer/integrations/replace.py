@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nystromformer.attention import Attention
 from nystromformer.checks import did_you_mean
+from nystromformer.integrations.adapters import remember_in_adapters
 from nystromformer.integrations.hf_modules import (
     calls_function,
     calls_interface,
@@ -74,6 +75,7 @@ def replace_attention(
     replaced = {found[name] for name in names}
     _view_configs(module, {part for part in replaced if calls_interface(type(part))}, choice)
     _leave_nested_tensors(module, replaced)
+    remember_in_adapters()
     return names
 
 

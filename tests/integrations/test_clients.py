@@ -1,7 +1,9 @@
 """Libraries that others train and save models with: what they save comes back as it was, or says what is missing."""
 
+import json
 import subprocess
 import sys
+import warnings
 
 import peft
 import pytest
@@ -12,7 +14,13 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from transformers import BertConfig, BertForSequenceClassification
 
 import nystromformer
-from nystromformer import NystromformerConfig, NystromformerForSequenceClassification, add_skip_convolution
+from nystromformer import (
+    NystromformerConfig,
+    NystromformerForSequenceClassification,
+    add_skip_convolution,
+    replace_attention,
+)
+from nystromformer.integrations.adapters import FIELD
 
 nystromformer.register()  # after PEFT was imported
 
@@ -82,6 +90,54 @@ def test_convolutions_added_to_bert_are_trained_saved_and_loaded_by_peft(ids, tm
     assert again.config._attn_implementation == "nystrom"
     again = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("way", ["configured", "replaced"])
+def test_an_adapter_remembers_the_attention_it_was_trained_with(way, ids, tmp_path):
+    BertForSequenceClassification(BertConfig(**TEXT, attention_probs_dropout_prob=0.0)).save_pretrained(tmp_path / "b")
+
+    def base(attention):
+        model = BertForSequenceClassification.from_pretrained(tmp_path / "b")
+        if attention and way == "configured":
+            model.config.attention_options = {"num_landmarks": 4}
+            model.set_attn_implementation("nystrom")
+        elif attention:
+            replace_attention(model, "nystrom-4")
+        return model
+
+    model = trained(peft.get_peft_model(base(True), peft.LoraConfig(task_type="SEQ_CLS")), ids)
+    model.save_pretrained(tmp_path / "adapter")
+    told = "trained with attention 'nystrom' in 2 of its modules .num_landmarks=4.; this model has exact attention"
+    with pytest.warns(UserWarning, match=told):
+        exact = peft.PeftModel.from_pretrained(base(False), tmp_path / "adapter").eval()
+    assert (exact(ids).logits - model(ids).logits).abs().max() > 1e-4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = peft.PeftModel.from_pretrained(base(True), tmp_path / "adapter").eval()
+        again.save_pretrained(tmp_path / "again")
+        peft.PeftModel.from_pretrained(base(True), tmp_path / "again")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_an_adapter_of_exact_attention_says_nothing_of_ours(ids, tmp_path):
+    model = BertForSequenceClassification(BertConfig(**TEXT, attention_probs_dropout_prob=0.0))
+    peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
+    assert FIELD not in json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+
+
+@pytest.mark.slow
+def test_without_this_package_peft_says_that_it_ignores_the_attention(tmp_path):
+    config = BertConfig(**TEXT, attention_probs_dropout_prob=0.0)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "base", attn_implementation="nystrom")
+    peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
+    code = (
+        "import sys; from peft import PeftModel; from transformers import BertForSequenceClassification as Bert\n"
+        "PeftModel.from_pretrained(Bert.from_pretrained(sys.argv[1]), sys.argv[2])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "base"), str(tmp_path / "adapter")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Unexpected keyword arguments ['trained_with_attention'] for class LoraConfig" in done.stderr
 
 
 @pytest.mark.slow
