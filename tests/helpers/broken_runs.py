@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -33,6 +34,7 @@ SLOW_IMPORTS = (
     "accelerate",
     "torch.utils.tensorboard",
     "transformers.models.bert.modeling_bert",
+    "nystromformer.training.distillation",
     "nystromformer.training.finetuning",
     "nystromformer.training.lra",
     "nystromformer.training.pretraining",
@@ -47,15 +49,21 @@ COMMANDS = {
     "pretrain": ["pretrain", "--corpus", "../corpus.jsonl", "--tokenizer", "train", "--vocab-size", "60", "--preset",
                  "smoke", "--size", "tiny", "--steps", "4", "--workers", "1", "--set", "dataloader_num_workers=0",
                  "--cache", "cache", "--out", "run"],
+    "distill": ["distill", "--model", "../bert", "--corpus", "../corpus.jsonl", "--attention", "nystrom-8", "--preset",
+                "smoke", "--held-out-share", "0.3", "--out", "run"],
 }  # fmt: skip
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 KILL, POWER, FULL = "kill", "power", "full"
 """A process that is killed leaves what it wrote; a power cut takes half of what was not brought to the disk, too. From
 the point on at which the disk is full, nothing more can be written."""
-TIMES = ("seconds", "tokens_per_second", "command")
+TIMES = ("seconds", "core_seconds", "tokens_per_second", "speed", "command")
 """What records say of the process that wrote them."""
-TABLE, SPEEDS = "table.md", "**Training speed"
-"""What a table says of it comes last."""
+TABLE, SPEEDS, TIMED_COLUMNS = "table.md", "**Training speed", ("core-minutes", "times as fast")
+"""What a table says of it comes last, or in columns of its own."""
+CARD, TIMED_WORDS = "README.md", re.compile(r"[\d.]+ minutes of one core|[\d.]+ times that of exact attention \(.*?\)")
+"""What a model's card says of it."""
+SENSITIVITY = "sensitivity.json"
+"""How long each layer took with each attention is in it, too."""
 
 
 @dataclass
@@ -175,18 +183,37 @@ def contents(folder: Path) -> dict[str, object]:
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or "/tensorboard/" in name or path.name.endswith(LOCK) or path.suffix in (".png", ".svg"):
             continue
+        text = path.read_text() if path.suffix in (".json", ".jsonl", ".md") else ""
         if path.name == RECORDS:
-            records = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [
-                {key: value for key, value in record.items() if key not in TIMES}
-                for record in records
-                if record["metric"] not in TIMES
-            ]
+            records = [json.loads(line) for line in text.splitlines()]
+            found[name] = [_without_times(record) for record in records if record["metric"] not in TIMES]
         elif path.name == TABLE:
-            found[name] = path.read_text().partition(SPEEDS)[0]
+            found[name] = _without_timed_columns(text.partition(SPEEDS)[0])
+        elif path.name == CARD:
+            found[name] = TIMED_WORDS.sub("", text)
+        elif path.name == CHECKSUMS:
+            found[name] = {file: digest for file, digest in json.loads(text).items() if file != CARD}
+        elif path.name == SENSITIVITY:
+            found[name] = _without_times(json.loads(text))
         else:
             found[name] = path.read_bytes()
     return found
+
+
+def _without_times(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_times(each) for key, each in value.items() if key not in TIMES}
+    return [_without_times(each) for each in value] if isinstance(value, list) else value
+
+
+def _without_timed_columns(table: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+    kept: list[list[str]] = []
+    header: list[str] = []
+    for row in rows:
+        header = header if len(row) == len(header) else row
+        kept.append([cell for cell, title in zip(row, header, strict=True) if title not in TIMED_COLUMNS])
+    return kept
 
 
 def difference(expected: dict[str, object], found: dict[str, object]) -> str | None:
