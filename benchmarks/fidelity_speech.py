@@ -81,6 +81,7 @@ LOCAL: dict[str, dict[str, Any]] = {
 LENGTHS = (375, 750, 1500, 3000, 6000)
 BY_LENGTH = ("standard", "nystrom-64", "nystrom-local-128", "nystrom-local-64, 3 chosen", "nystrom-local-128, 6 chosen")
 """Those whose time is measured for other lengths too: frames are left out or come again."""
+OURS = {"nystrom-local": "black", "nystrom-local, chosen blocks": "crimson"}
 OUT = Path("results/fidelity/speech")
 
 
@@ -372,7 +373,8 @@ def draw(folder: Path, path: Path) -> None:
         values = {name: 1 - value if metric == "cosine" else 100 * value for name, value in values.items()}
         for family in families:
             names = [each.name for each in candidates() if each.family == family and each.name in values.keys() & times]
-            style = {"markersize": 9 if family.startswith("nystrom-local") else 6, "alpha": 0.85}
+            style = {"markersize": 9 if family in OURS else 6, "alpha": 0.85}
+            style |= {"color": OURS[family]} if family in OURS else {}
             panel.plot([times[n] for n in names], [values[n] for n in names], "o", label=family, **style)
         panel.axvline(times["standard"], color="grey", linestyle="--", label="exact: changes nothing")
         panel.set_xscale("log")
