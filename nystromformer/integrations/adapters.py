@@ -81,25 +81,36 @@ def _extend(owner: Any, name: str, extension: Callable) -> None:
 
 
 def _save(model: Any, original: Callable, *args: Any, **kwargs: Any) -> None:
-    attentions = attentions_in(model)
-    for config in model.peft_config.values():
-        vars(config).pop(FIELD, None)
-        if attentions:
-            vars(config)[FIELD] = attentions
+    note_attentions(model)
     original(*args, **kwargs)
 
 
 def _load(model: Any, original: Callable, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> object:
     result = original(model_id, adapter_name, *args, **kwargs)
+    warn_of_other_attention(model, adapter_name)
+    return result
+
+
+def note_attentions(model: Any) -> None:
+    """Let the configurations of a model's adapters name its attentions."""
+    configs = getattr(model, "peft_config", None) or {}
+    attentions = attentions_in(model) if configs else []
+    for config in configs.values():
+        vars(config).pop(FIELD, None)
+        if attentions:
+            vars(config)[FIELD] = attentions
+
+
+def warn_of_other_attention(model: Any, adapter_name: str) -> None:
+    """Say that a model has other attention than the one that an adapter of it was trained with."""
     trained, has = vars(model.peft_config[adapter_name]).get(FIELD), attentions_in(model)
     if trained is not None and trained != has:
         warnings.warn(
-            f"The adapter in {str(model_id)!r} was trained with {_told(trained)}; this model has {_told(has)}, so that "
-            f"it computes something else. Give the model the same: set config.attention_options, then call "
+            f"Adapter {adapter_name!r} was trained with {_told(trained)}; this model has {_told(has)}, so that it "
+            f"computes something else. Give the model the same: set config.attention_options, then call "
             f"set_attn_implementation(…), or call nystromformer.replace_attention.",
-            stacklevel=4,
+            stacklevel=5,
         )
-    return result
 
 
 def _to_dict(config: Any, original: Callable) -> dict[str, Any]:

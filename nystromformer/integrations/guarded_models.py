@@ -1,7 +1,7 @@
 """Models that would accept our names and not use them are refused; what a saved model was is remembered and rebuilt.
 
 Transformers checks that a name is registered, not that a model will ever look it up: some have attention of their own
-and would run it, dense, under our name. It also forgets the name when a model is saved. So three methods of
+and would run it, dense, under our name. It also forgets the name when a model is saved. So five methods of
 `PreTrainedModel` are extended here, once per process, and do what they did for all other names.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from nystromformer.integrations.adapters import remember_in_adapters
+from nystromformer.integrations.adapters import note_attentions, remember_in_adapters, warn_of_other_attention
 from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
 from nystromformer.integrations.hf_masks import REMEDY
 from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
@@ -91,10 +91,28 @@ def initialize(model: PreTrainedModel, original: Callable, module: nn.Module, *a
     original(module, *args)
 
 
+def save(model: PreTrainedModel, original: Callable, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained`: of a model with adapters it saves these alone."""
+    note_attentions(model)
+    original(*args, **kwargs)
+
+
+def load_adapter(model: PreTrainedModel, original: Callable, *args: Any, **kwargs: Any) -> object:
+    """`load_adapter`: Transformers' own way to load one of PEFT."""
+    remember_in_adapters()
+    before = set(getattr(model, "peft_config", None) or {})
+    result = original(*args, **kwargs)
+    for name in set(model.peft_config) - before:
+        warn_of_other_attention(model, name)
+    return result
+
+
 EXTENSIONS: dict[str, Callable[..., Any]] = {
     "post_init": finish_building,
     "set_attn_implementation": set_implementation,
     "_initialize_weights": initialize,
+    "save_pretrained": save,
+    "load_adapter": load_adapter,
 }
 
 

@@ -119,6 +119,19 @@ def test_an_adapter_remembers_the_attention_it_was_trained_with(way, ids, tmp_pa
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+def test_an_adapter_of_transformers_own_methods_remembers_it_too(ids, tmp_path):
+    BertForSequenceClassification(BertConfig(**TEXT, attention_probs_dropout_prob=0.0)).save_pretrained(tmp_path / "b")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "b", attn_implementation="nystrom")
+    model.add_adapter(peft.LoraConfig(task_type="SEQ_CLS"))
+    model.save_pretrained(tmp_path / "adapter")
+    with pytest.warns(UserWarning, match="trained with attention 'nystrom' in 2 of its modules; this model has exact"):
+        BertForSequenceClassification.from_pretrained(tmp_path / "b").load_adapter(tmp_path / "adapter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = BertForSequenceClassification.from_pretrained(tmp_path / "b", attn_implementation="nystrom")
+        same.load_adapter(tmp_path / "adapter")
+
+
 def test_an_adapter_of_exact_attention_says_nothing_of_ours(ids, tmp_path):
     model = BertForSequenceClassification(BertConfig(**TEXT, attention_probs_dropout_prob=0.0))
     peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
