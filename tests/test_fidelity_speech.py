@@ -136,6 +136,16 @@ def test_tokens_merged_into_as_many_as_there_are_change_nothing_and_alike_ones_l
     torch.testing.assert_close(study.merged_attention(query, *twice, kept=40), exact)
 
 
+def test_the_approximated_kernel_has_rows_that_sum_to_one_and_is_near_exact_where_it_has_low_rank(scripts):
+    study = scripts("fidelity_speech")
+    query, key, value = (torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    ones = study.kernel_attention(query, key, torch.ones_like(value), num_landmarks=8, scale=0.3)
+    torch.testing.assert_close(ones, torch.ones_like(ones))
+    alike = [x[:, :, :1].expand_as(x) for x in (query, key)]  # every logit is the same: a kernel of rank one
+    uniform = study.kernel_attention(*alike, value, num_landmarks=8, scale=0.3)
+    torch.testing.assert_close(uniform, value.mean(2, keepdim=True).expand_as(value), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 def test_the_study_runs_and_exact_attention_changes_nothing(wheel, tmp_path, monkeypatch):
@@ -146,4 +156,4 @@ def test_the_study_runs_and_exact_attention_changes_nothing(wheel, tmp_path, mon
     exact = {r["metric"]: r["value"] for r in records if r.get("attention") == "standard"}
     assert exact["cosine"] == pytest.approx(1, abs=1e-5)
     assert exact["words_changed"] == 0
-    assert {path.name for path in out.iterdir()} >= {"reporting.md", "anatomy.md", "quality-time.png"}
+    assert {path.name for path in out.iterdir()} >= {"reporting.md", "anatomy.md", "lengths.md", "quality-time.png"}

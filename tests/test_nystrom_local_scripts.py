@@ -50,6 +50,19 @@ def test_retrieval_goes_on_with_the_embeddings_that_it_has(retrieve, monkeypatch
     assert (first / "table.md").read_text() == (second / "table.md").read_text()
 
 
+def test_retrieval_measures_only_what_its_folder_lacks_and_refuses_other_passages(retrieve, capsys):
+    chosen, plain = "nystrom-local-64, 3 chosen", "nystrom-local-64"
+    out, _ = retrieve("out", "--passages", 12, "--skip", 0, "--only", chosen)
+    first = records_of(out)
+    retrieve("out", "--passages", 12, "--skip", 0, "--only", chosen, plain)
+    assert records_of(out)[: len(first)] == first
+    assert {r["attention"] for r in records_of(out)[len(first) :]} == {plain}
+    assert (out / "table.md").read_text().index(f"| {plain} |") < (out / "table.md").read_text().index(chosen)
+    with pytest.raises(SystemExit):
+        retrieve("out", "--passages", 9, "--skip", 0)
+    assert "holds records of other passages" in capsys.readouterr().err
+
+
 def test_retrieval_says_when_there_are_too_few_articles(retrieve, capsys):
     with pytest.raises(SystemExit):
         retrieve("out", "--passages", 16, "--skip", 3)
