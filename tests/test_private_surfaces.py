@@ -50,7 +50,8 @@ PEFT = {
 
 
 def parameters(function):
-    return [name for name in inspect.signature(inspect.unwrap(function)).parameters if name != "self"]
+    names = inspect.signature(inspect.unwrap(function)).parameters
+    return [name for name in names if name not in ("self", "cls")]
 
 
 def tiny_bert():
