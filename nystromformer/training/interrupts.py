@@ -103,6 +103,7 @@ def leave_to_their_parent(loader: DataLoader) -> None:
 
     Terminals and batch systems signal all processes of a job. The step that is to be finished needs its data.
     """
+    loader = getattr(loader, "base_dataloader", loader)  # accelerate's are no loaders themselves, but hold one
     if loader.num_workers:
         loader.worker_init_fn = partial(_serve_parent, loader.worker_init_fn)
         if HAS_SIGWAITINFO:

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, _utils
 
 from nystromformer.training.interrupts import SIGNALS, interrupts, leave_to_their_parent
@@ -14,8 +15,14 @@ def signal_all(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def prepared(loader: DataLoader) -> DataLoader:
+    """As training has it."""
+    return Accelerator(cpu=True).prepare(loader)
+
+
+@pytest.mark.parametrize("prepare", [lambda loader: loader, prepared], ids=["torch", "accelerate"])
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_data_worker_that_is_just_starting_serves_its_parent(number, monkeypatch, capfd):
+def test_a_data_worker_that_is_just_starting_serves_its_parent(number, prepare, monkeypatch, capfd):
     """After torch has set the handlers of a worker, before it calls anything of ours."""
     set_handlers = _utils.signal_handling._set_worker_signal_handlers
 
@@ -25,7 +32,7 @@ def test_a_data_worker_that_is_just_starting_serves_its_parent(number, monkeypat
         signal_all(number)
 
     monkeypatch.setattr(_utils.signal_handling, "_set_worker_signal_handlers", signalled)
-    loader = DataLoader(range(6), num_workers=2, worker_init_fn=lambda _: signal_all(number))
+    loader = prepare(DataLoader(range(6), num_workers=2, worker_init_fn=lambda _: signal_all(number)))
     leave_to_their_parent(loader)
     with interrupts(save_seconds=600) as caught:
         assert [batch.item() for batch in loader] == list(range(6))
