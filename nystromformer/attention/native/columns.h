@@ -89,6 +89,9 @@ static void columns_forward_item(const void *task, int64_t item, void *scratch) 
         const int64_t rows = smaller(TOKENS, end - r);
         pack(K, dp, at(t->key, g, c, r), t->key.r, rows, t->d);
         pack(V, ep, at(t->value, g, c, r), t->value.r, rows, t->e);
+        const int64_t next = smaller(TOKENS, end - r - rows);
+        prefetch(at(t->key, g, c, r + rows), t->key.r, next, t->d, 0);
+        prefetch(at(t->value, g, c, r + rows), t->value.r, next, t->e, 0);
         times(S, np, K, dp, QT, rows, np, t->d, 0);
         softmax_columns(S, rows, t->bias.data ? at(t->bias, g, c, 0) + r : NULL, t, summary);
         add_transposed_times(summary, ep, S, np, V, ep, t->n, ep, rows);
@@ -162,6 +165,11 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
         REAL *grad_key = at(t->grad_key, g, c, r), *grad_value = at(t->grad_value, g, c, r);
         pack(K, dp, at(t->key, g, c, r), t->key.r, rows, t->d);
         pack(V, ep, at(t->value, g, c, r), t->value.r, rows, t->e);
+        const int64_t next = smaller(TOKENS, end - r - rows);
+        prefetch(at(t->key, g, c, r + rows), t->key.r, next, t->d, 0);
+        prefetch(at(t->value, g, c, r + rows), t->value.r, next, t->e, 0);
+        prefetch(grad_key, t->grad_key.r, rows, t->d, 1);
+        prefetch(grad_value, t->grad_value.r, rows, t->e, 1);
         times(P, np, K, dp, QT, rows, np, t->d, 0);
         times(dP, np, V, ep, GT, rows, np, t->e, 0);
         softmax_columns_backward(P, dP, rows, t->bias.data ? at(t->bias, g, c, 0) + r : NULL, t, lse, less);

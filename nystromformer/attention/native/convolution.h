@@ -24,7 +24,8 @@ INLINE void band_tile(REAL *out, int64_t stride, const REAL *kernel, int64_t tap
     for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = (vector){0};
 #define ADD_ROW_OF_WINDOW(k, from, to)                                                   \
     {                                                                                    \
-        const vector b0 = load(window + (k) * padded), b1 = load(window + (k) * padded + LANES); \
+        vector b0 = load(window + (k) * padded), b1 = load(window + (k) * padded + LANES); \
+        IN_REGISTERS(b0, b1);                                                            \
         _Pragma("GCC unroll 16") for (int i = from; i < to; i++) {                       \
             const vector a = every(kernel[(k) - i]);                                     \
             sums[i][0] += a * b0;                                                        \

@@ -108,7 +108,10 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
         pack_bias(bias, t, g, x.c);
         for (int64_t r = x.r; r < x.r_end; r += TOKENS) {
             const int64_t rows = smaller(TOKENS, x.r_end - r);
+            const int64_t next = smaller(TOKENS, x.r_end - r - rows);
             pack(Q, dp, at(t->query, g, x.c, r), t->query.r, rows, t->d);
+            prefetch(at(t->query, g, x.c, r + rows), t->query.r, next, t->d, 0);
+            prefetch(at(t->out, g, x.c, r), t->out.r, rows, t->e, 1);
             times(S, sp, Q, dp, KT, rows, sp, t->d, 0);
             softmax_rows(S, rows, sp, bias, t->scale, t->lse.data ? at(t->lse, g, x.c, 0) + r : NULL);
             REAL *out = at(t->out, g, x.c, r), *to = t->e == ep ? out : O;
@@ -116,6 +119,8 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
             times(to, stride, S, sp, V, rows, ep, t->s, 0);
             if (t->skip.data) {
                 pack_window(window, ep, t->skip, g, x.c, r - t->taps / 2, rows + t->taps - 1, t->n, t->e);
+                const int64_t ahead = r + rows + t->taps / 2;
+                prefetch(at(t->skip, g, x.c, ahead), t->skip.r, smaller(next, t->n - ahead), t->e, 0);
                 convolve(to, stride, taps, t->taps, window, ep, rows, ep, 1);
             }
             if (to == O) unpack(out, t->out.r, O, ep, rows, t->e);
@@ -161,6 +166,10 @@ static void rows_backward_item(const void *task, int64_t item, void *scratch) {
             const int64_t rows = smaller(TOKENS, x.r_end - r);
             pack(Q, dp, at(t->query, g, x.c, r), t->query.r, rows, t->d);
             pack(G, ep, at(t->grad, g, x.c, r), t->grad.r, rows, t->e);
+            const int64_t next = smaller(TOKENS, x.r_end - r - rows);
+            prefetch(at(t->query, g, x.c, r + rows), t->query.r, next, t->d, 0);
+            prefetch(at(t->grad, g, x.c, r + rows), t->grad.r, next, t->e, 0);
+            prefetch(at(t->grad_query, g, x.c, r), t->grad_query.r, rows, t->d, 1);
             times(P, sp, Q, dp, KT, rows, sp, t->d, 0);
             softmax_rows(P, rows, sp, bias, t->scale, NULL);
             times(dP, sp, G, ep, VT, rows, sp, t->e, 0);

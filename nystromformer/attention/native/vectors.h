@@ -17,6 +17,13 @@ INLINE vector every(REAL x) { return x - (vector){0}; }
 
 #define IS_FLOAT (sizeof(REAL) == sizeof(float))
 
+/* Left to themselves, compilers keep in memory what a loop multiplies with, and read it again for each product. */
+#if defined(__x86_64__)
+#define IN_REGISTERS(a, b) __asm__("" : "+v"(a), "+v"(b))
+#else
+#define IN_REGISTERS(a, b)
+#endif
+
 /* The larger of each two; b where one of them is not a number, as the instruction has it. */
 INLINE vector larger(vector a, vector b) {
 #if defined(__x86_64__) && BYTES == 64
@@ -105,7 +112,8 @@ INLINE void tile(const int rows, REAL *C, const REAL *D, int64_t ldc, const REAL
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (vector){0};
     for (int64_t k = 0; k < inner; k++, A += column, B += ldb) {
-        const vector b0 = load(B), b1 = load(B + LANES);
+        vector b0 = load(B), b1 = load(B + LANES);
+        IN_REGISTERS(b0, b1);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             const vector a = every(A[i * row]);
@@ -175,6 +183,13 @@ static void pack(REAL *to, int64_t padded, const REAL *from, int64_t stride, int
         memcpy(to, from, width * sizeof(REAL));
         for (int64_t k = width; k < padded; k++) to[k] = 0;
     }
+}
+
+/* Ask for rows of `width` numbers, `stride` apart, that are read or written soon: rows of one head lie too far from each
+   other for a processor to guess which one is next. `write` is a constant. */
+INLINE void prefetch(const REAL *from, int64_t stride, int64_t rows, int64_t width, const int write) {
+    for (int64_t i = 0; i < rows; i++, from += stride)
+        for (int64_t k = 0; k < width; k += (int64_t)(64 / sizeof(REAL))) __builtin_prefetch(from + k, write, 2);
 }
 
 /* Rows of `width` numbers, `stride` apart, COLUMNS columns after the other: (panels × rows × COLUMNS), zeros at the end. */
