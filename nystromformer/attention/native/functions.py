@@ -125,8 +125,10 @@ def whole_attention(
     As one function it writes each large gradient once, and keeps nothing large but its inputs.
     """
     inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return _Whole.apply(query, key, value, kernel, num_landmarks, iterations, scale, keep)[0]
+    sizes = (num_landmarks, iterations, scale)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _Whole.apply(query, key, value, kernel, *sizes)[0]
+    return ops.nystrom(query, key, value, kernel, *sizes, False)[0]
 
 
 class _Whole(Function):
@@ -139,14 +141,13 @@ class _Whole(Function):
         num_landmarks: int,
         iterations: int,
         scale: float,
-        keep: bool,
     ) -> tuple[Tensor, ...]:
-        *results, steps = ops.nystrom(query, key, value, kernel, num_landmarks, iterations, scale, keep)
+        *results, steps = ops.nystrom(query, key, value, kernel, num_landmarks, iterations, scale, True)
         return *results, *steps
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        query, key, value, kernel, _, _, ctx.scale, ctx.keep = inputs
+        query, key, value, kernel, _, _, ctx.scale = inputs
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(query, key, value, kernel, *output[1:])
@@ -155,9 +156,8 @@ class _Whole(Function):
     @once_differentiable
     def backward(ctx, grad: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
-        assert ctx.keep, "a gradient was asked for that was not when the attention ran"
+            return (None,) * 7
         saved = ctx.saved_tensors  # asked for once, as gradient checkpointing wants it
         inputs_and_small, steps = saved[:11], saved[11:]
         *grads, of_kernel = ops.nystrom_backward(grad, *inputs_and_small, list(steps), ctx.scale)
-        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None, None
+        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None
