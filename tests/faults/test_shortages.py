@@ -69,8 +69,8 @@ def test_a_disk_that_can_not_be_written_is_one_line(data, disk, capsys):
     assert str(disk.folder) in refusal(capsys)
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("job", ["lra", "pretrain"])
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["lra", pytest.param("pretrain", marks=pytest.mark.faults)])
 def test_a_limit_of_memory_is_one_line_and_no_loss(job, tmp_path):
     """In a process of its own: what other tests hold would count, and threads that they left would lock a fork up."""
     command = [sys.executable, memory_limits.__file__, job, str(tmp_path)]
