@@ -1,10 +1,11 @@
-"""ONNX: one graph of the true Nyström branch for every batch and length, run by onnxruntime."""
+"""ONNX: one graph of the approximating branches for every batch and length, run by onnxruntime."""
 
 import onnxruntime
 import pytest
 import torch
 
 from nystromformer import NystromformerForMaskedLM
+from nystromformer.attention.nystrom_local import nystrom_local_attention
 
 
 @pytest.mark.slow
@@ -37,3 +38,38 @@ def test_the_exported_model_gives_the_same_logits_at_any_length(small, lively, i
             torch.testing.assert_close(torch.from_numpy(logits)[mask], expected[mask], rtol=1e-3, atol=1e-3)
     whole = torch.ones(2, 128, dtype=torch.bool)
     assert (exact(x, attention_mask=whole).logits - model(x, attention_mask=whole).logits).abs().max() > 0.1
+
+
+class NystromLocal(torch.nn.Module):
+    """Coarse, so that few tokens are approximated."""
+
+    def forward(self, query, key, value, mask):
+        return nystrom_local_attention(query, key, value, mask, num_landmarks=8, block_size=4, core_rows=16)
+
+
+def heads(batch, length, seed):
+    return tuple(torch.randn(3, batch, 2, length, 8, generator=torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path):
+    attention, file = NystromLocal(), tmp_path / "attention.onnx"
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=4096)
+    axes, names = {0: batch, 2: length}, ["query", "key", "value", "mask"]
+    example = (*heads(2, 50, seed=0), torch.arange(50) < torch.tensor([[50], [33]]))
+    dynamic = {**dict.fromkeys(names[:3], axes), "mask": {0: batch, 1: length}}
+    torch.onnx.export(
+        attention, example, file, dynamo=True, verbose=False, input_names=names, output_names=["out"],
+        dynamic_shapes=dynamic,
+    )  # fmt: skip
+    session = onnxruntime.InferenceSession(file)
+    for b, n in [(1, 1), (3, 7), (2, 41), (1, 64), (2, 300)]:
+        inputs = heads(b, n, seed=n)
+        for mask in (torch.ones(b, n), torch.arange(n) <= torch.arange(b)[:, None] * n // b, torch.rand(b, n) < 0.7):
+            mask = mask.bool()
+            given = (*inputs, mask)
+            (out,) = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=True)})
+            torch.testing.assert_close(torch.from_numpy(out), attention(*given), rtol=0, atol=1e-5)
+    exact = torch.nn.functional.scaled_dot_product_attention(*inputs)
+    assert (attention(*inputs, torch.ones(b, n).bool()) - exact).abs().max() > 1e-2, "it is an approximation"
