@@ -77,7 +77,7 @@ class _SkipConvolution(torch.autograd.Function):
     @staticmethod
     def forward(value: Tensor, kernel: Tensor) -> Tensor:
         if value.device.type == "cpu":
-            # Also where it is half precision: PyTorch's bfloat16 convolution of such kernels never returns on processors
+            # In half precision, too: PyTorch's bfloat16 convolution of such kernels never returns on some processors
             # with instructions for bfloat16 (oneDNN's, torch 2.13).
             wide = at_least_float32(value.dtype)
             return _convolve(value.to(wide), kernel.to(wide)).to(value.dtype)

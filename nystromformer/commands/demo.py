@@ -19,7 +19,7 @@ def demo(
         "128,256,512,1024,2048,4096,8192,16384"
     ),
     tiles: Annotated[int, whole_number("Tiles of a slide to train on.", least=500, most=100_000)] = 8_192,
-    steps: Annotated[int, whole_number("Training steps of Nyström attention.")] = 100,
+    steps: Annotated[int, whole_number("Training steps of Nyström attention.")] = 120,
     seed: Annotated[int, seed_of("slides, weights and inputs")] = 0,
 ) -> None:
     """See for yourself what linear attention is for: about four minutes on two cores, without a network.

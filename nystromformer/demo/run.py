@@ -14,6 +14,7 @@ from nystromformer.demo.guides import Passage, guides_folder, read_passages
 from nystromformer.demo.maps import draw_attention_maps
 from nystromformer.demo.search import (
     ATTENTION,
+    CHOSEN_BLOCKS,
     STEADY,
     Encoder,
     load_encoder,
@@ -83,7 +84,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None]) -> None:
         write_config(out, config)
     recorder = Recorder(out, job="demo", config=config, seed=options.seed)
     with part("search", recorder, say, "1 of 4  A real model, one line changed: MiniLM searches this project's guides"):
-        say(f'        replace_attention(model, "{ATTENTION}")')
+        say(f'        replace_attention(model, "{ATTENTION}", chosen_blocks={CHOSEN_BLOCKS})')
         search_guides(options, encoder, passages, recorder)
     with part("efficiency", recorder, say, "2 of 4  Where it wins: time and memory of one call, from short to long"):
         for peer, reason in available_peers().items():

@@ -16,7 +16,7 @@ from nystromformer.report.slide_map import draw_slide_map
 from nystromformer.training.slides import LANDMARKS, SlideTraining, evaluate, small_transmil, tile_weights
 
 TRAINING, HELD_OUT = range(2)  # parts of the data; no slide is in both
-SHIFT = 8.0
+SHIFT = 16.0
 """How far planted tiles lie from others, in standard deviations of a feature."""
 BATCH = 4
 PICTURE = "slide.png"

@@ -25,7 +25,7 @@ Record = dict[str, Any]
 SHORT = "In short"
 SEARCH = "A real model, one line changed"
 SLIDES = "Training on long input"
-ONE_LINE = Code('nystromformer.replace_attention(model, "nystrom-local-64")')
+ONE_LINE = Code('nystromformer.replace_attention(model, "nystrom-local-64", chosen_blocks=3)')
 FASTEST = "Times are the fastest of repeats that took turns; all of them, and how much they spread, are on the page."
 
 
