@@ -27,9 +27,7 @@ def remember_in_adapters() -> None:
     model: Any = getattr(sys.modules.get("peft"), "PeftModel", None)
     if model is None or hasattr(model, EXTENDED):  # not there, or in the middle of its import
         return
-    import peft.config
-
-    configuration: Any = peft.config.PeftConfigMixin
+    configuration: Any = sys.modules["peft.config"].PeftConfigMixin
     setattr(model, EXTENDED, True)
     _extend(model, "save_pretrained", _save)
     _extend(model, "load_adapter", _load)

@@ -56,7 +56,6 @@ def finish_building(model: PreTrainedModel, original: Callable) -> None:
         watch(model)
         tell_borders(model)
     remember(model.config)
-    remember_in_adapters()  # where PEFT was imported after `register()`
     original()
 
 

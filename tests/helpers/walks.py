@@ -51,8 +51,9 @@ class Step:
     followed: bool
 
 
-def walked(work: Callable[[], Any], *, stop_at: tuple[str, ...] = NOWHERE) -> Walk:
-    """The walk of `work`. `stop_at` are folders or files whose own calls are walks of their own."""
+def walked(work: Callable[[], Any], *, stop_at: tuple[str, ...] = NOWHERE, without: tuple[str, ...] = NOWHERE) -> Walk:
+    """The walk of `work`. `stop_at` are folders or files whose own calls are walks of their own; `without` those that
+    are no part of the work."""
     walk, stacks = Walk(), threading.local()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -69,7 +70,7 @@ def walked(work: Callable[[], Any], *, stop_at: tuple[str, ...] = NOWHERE) -> Wa
         above = stack[-1] if stack else Step("", True)
         enters = not stack or (file.startswith(COMMANDS) and above.file.startswith(COMMANDS) and file != PARSERS)
         is_hook = not enters and (frame.f_back is None or _file_of(frame.f_back.f_code) is None)
-        goes_on = file == above.file or not above.file.startswith(stop_at)
+        goes_on = (file == above.file or not above.file.startswith(stop_at)) and not file.startswith(without)
         followed = above.followed and goes_on and not is_hook and _is_followed(frame.f_code, file)
         stack.append(Step(file, followed))
         walk.strict.setdefault(file, set()).add(frame.f_code.co_qualname)
