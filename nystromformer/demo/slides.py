@@ -17,7 +17,8 @@ from nystromformer.training.slides import LANDMARKS, SlideTraining, evaluate, sm
 
 TRAINING, HELD_OUT = range(2)  # parts of the data; no slide is in both
 SHIFT = 16.0
-"""How far planted tiles lie from others, in standard deviations of a feature."""
+"""How far planted tiles lie from others, in standard deviations of a feature: far, so that few steps suffice. With 8 a
+run of 100 steps stayed at chance; with 16 and 120 both seeds that were tried learned."""
 BATCH = 4
 PICTURE = "slide.png"
 EXACT, NYSTROM = "standard", f"nystrom-{LANDMARKS}"
