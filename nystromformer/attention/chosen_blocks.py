@@ -43,23 +43,22 @@ def choose_blocks(
     mean, square = (sums / tokens for sums in _moments(query, blocks, wide))
     of_queries = torch.cat((scale * mean, scale**2 / 2 * square, torch.ones_like(mean[..., :1])), dim=2)
 
-    block = torch.arange(g, device=key.device)
+    block, head = torch.arange(g, device=key.device), torch.arange(of_keys.shape[0], device=key.device)
     candidates = _candidates(heavy, blocks, max(MOST_CANDIDATES, number))
     place = block
     if candidates is not None:
         exists, candidates = candidates < g, candidates.clamp(max=g - 1)
-        of_keys = of_keys[torch.arange(of_keys.shape[0], device=key.device)[:, None], candidates]
+        of_keys = of_keys[head[:, None], candidates]
         counts = counts.gather(1, candidates) * exists
-        place = candidates.repeat_interleave(g, 0)
-    logits = (of_queries @ of_keys.mT).flatten(0, 1)  # (c·g g')
-    own = block.repeat(of_keys.shape[0])[:, None]
-    far = ((place - own).abs() > 1) & (counts > 0).repeat_interleave(g, 0)
+        place = candidates[:, None]  # (c 1 g')
+    logits = of_queries @ of_keys.mT  # (c g g')
+    far = ((place - block[:, None]).abs() > 1) & (counts > 0)[:, None]
     logits = logits.masked_fill(~far, MASKED)
-    weight = (logits - logits.amax(1, keepdim=True)).exp().float()
+    weight = (logits - logits.amax(2, keepdim=True)).exp().float()
     order = torch.where(far, ranked(weight, place, g), -1 - g - place)
-    chosen = order.topk(number, dim=1).indices  # (c·g k)
-    index = chosen if candidates is None else place.gather(1, chosen)
-    return ChosenBlocks(*(x.unflatten(0, (-1, g)) for x in (index, far.gather(1, chosen))))
+    chosen = order.topk(number, dim=2).indices  # (c g k)
+    index = chosen if candidates is None else candidates[head[:, None, None], chosen]
+    return ChosenBlocks(index, far.gather(2, chosen))
 
 
 def _moments(x: Tensor, blocks: TokenBlocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

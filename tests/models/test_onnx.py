@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nystromformer import NystromformerForMaskedLM
+from nystromformer.attention import chosen_blocks
 from nystromformer.attention.nystrom_local import nystrom_local_attention
 
 
@@ -41,10 +42,11 @@ def test_the_exported_model_gives_the_same_logits_at_any_length(small, lively, i
 
 
 class NystromLocal(torch.nn.Module):
-    """Coarse, so that few tokens are approximated."""
+    """Without chosen blocks and with them, in one graph. Coarse, so that few tokens are approximated."""
 
-    def forward(self, query, key, value, mask):
-        return nystrom_local_attention(query, key, value, mask, num_landmarks=8, block_size=4, core_rows=16)
+    def forward(self, *inputs):
+        sizes = {"num_landmarks": 8, "block_size": 4, "core_rows": 16}
+        return tuple(nystrom_local_attention(*inputs, **sizes, chosen_blocks=number) for number in (0, 2))
 
 
 def heads(batch, length, seed):
@@ -53,23 +55,32 @@ def heads(batch, length, seed):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path):
+def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(chosen_blocks, "MOST_CANDIDATES", 32)  # fewer than the longest has blocks
     attention, file = NystromLocal(), tmp_path / "attention.onnx"
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=4096)
     axes, names = {0: batch, 2: length}, ["query", "key", "value", "mask"]
     example = (*heads(2, 50, seed=0), torch.arange(50) < torch.tensor([[50], [33]]))
-    dynamic = {**dict.fromkeys(names[:3], axes), "mask": {0: batch, 1: length}}
     torch.onnx.export(
-        attention, example, file, dynamo=True, verbose=False, input_names=names, output_names=["out"],
-        dynamic_shapes=dynamic,
-    )  # fmt: skip
+        attention,
+        example,
+        file,
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=["out", "out_with_chosen_blocks"],
+        dynamic_shapes=((axes, axes, axes, {0: batch, 1: length}),),
+    )
     session = onnxruntime.InferenceSession(file)
     for b, n in [(1, 1), (3, 7), (2, 41), (1, 64), (2, 300)]:
         inputs = heads(b, n, seed=n)
         for mask in (torch.ones(b, n), torch.arange(n) <= torch.arange(b)[:, None] * n // b, torch.rand(b, n) < 0.7):
             mask = mask.bool()
             given = (*inputs, mask)
-            (out,) = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=True)})
-            torch.testing.assert_close(torch.from_numpy(out), attention(*given), rtol=0, atol=1e-5)
+            outs = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=True)})
+            for out, expected in zip(outs, attention(*given), strict=True):
+                torch.testing.assert_close(torch.from_numpy(out), expected, rtol=0, atol=1e-5)
     exact = torch.nn.functional.scaled_dot_product_attention(*inputs)
-    assert (attention(*inputs, torch.ones(b, n).bool()) - exact).abs().max() > 1e-2, "it is an approximation"
+    plain, with_chosen = attention(*inputs, torch.ones(b, n).bool())
+    assert (plain - exact).abs().max() > 1e-2, "it is an approximation"
+    assert (with_chosen - plain).abs().max() > 1e-2, "chosen blocks change it"
