@@ -43,7 +43,6 @@ def publish(work: Path, out: Path) -> None:
     published = runs_in(*(out / name for name in RUNS))
     write_text(out / "table.md", tables_markdown(distillation_tables(read_records(*published))))
     for name, drawing in draw_distillation(read_records(*published)).items():
-        drawing.figure.set_size_inches(9, 4.6)  # two long labels side by side
         drawing.save(out / name)
 
 

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import math
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ TELLING = ("size", "steps", "batch_size", "max_length", "learning_rate", "seed")
 """Settings that tell pretraining runs of one attention from one another, where they differ."""
 UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 LONGEST_LABEL = 64
+WIDTH, HEIGHT = 5.2, 3.6
+"""Of a panel, in inches."""
 SVG = "http://www.w3.org/2000/svg"
 LINK = "{http://www.w3.org/1999/xlink}href"
 Record = dict[str, Any]
@@ -76,9 +79,10 @@ class Drawing:
     tips: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def panels(cls, number: int, size: tuple[float, float]) -> tuple["Drawing", list[Axes]]:
-        figure = Figure(figsize=size, layout="constrained")
-        return cls(figure), list(figure.subplots(1, number, squeeze=False)[0])
+    def panels(cls, number: int) -> tuple["Drawing", list[Axes]]:
+        """One panel below the other, all as wide as a phone shows with words that can be read."""
+        figure = Figure(figsize=(WIDTH, HEIGHT * number), layout="constrained")
+        return cls(figure), list(figure.subplots(number, 1, squeeze=False)[:, 0])
 
     def line(self, axes: Axes, points: Iterable[tuple[float, float, str]], label: str | None, **style: Any) -> None:
         """A curve with a marker at each point (x, y, what it says); points that have no place are left out."""
@@ -89,6 +93,23 @@ class Drawing:
             shown = None if label is None else _legend_entry(label)
             axes.plot(xs, ys, label=shown, gid=name, **{"marker": ".", **style})
             self.tips[name] = list(map(printable, tips))
+
+    @rc_context(STYLE)
+    def legend(self, axes: Axes, most_columns: int, title: str | None = None) -> None:
+        """What the lines of a panel are, below all panels: in as many columns as the figure has room for, on several
+        lines where a name alone is too wide. The figure grows by it."""
+        handles, names = axes.get_legend_handles_labels()
+        style: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "title_fontsize": 9}
+        style |= {"handlelength": 1.6, "columnspacing": 1.2}
+        whole = [(columns, LONGEST_LABEL + 2) for columns in range(most_columns, 0, -1)]
+        for columns, letters in (*whole, (1, LONGEST_LABEL // 2), (1, LONGEST_LABEL // 4)) if handles else ():
+            shown = [textwrap.fill(name, letters) for name in names]
+            legend = self.figure.legend(handles, shown, title=title, ncols=columns, **style)
+            box = legend.get_window_extent()
+            if box.width <= self.figure.bbox.width or letters == LONGEST_LABEL // 4:
+                self.figure.set_figheight(self.figure.get_figheight() + box.height / self.figure.dpi)
+                return
+            legend.remove()
 
     def render(self, salt: str) -> dict[str, bytes]:
         """PNG and SVG by suffix."""
@@ -196,7 +217,7 @@ def _mark_spread(axes: Axes, entries: Entries) -> None:
 
 @rc_context(STYLE)
 def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[Entry], float | None]) -> Drawing:
-    drawing, (axes,) = Drawing.panels(1, (6.0, 4.9))
+    drawing, (axes,) = Drawing.panels(1)
     lengths = measured_lengths(entries)
     colors = colors_of(entries)
     markers = itertools.cycle(OTHER_MARKERS)
@@ -224,7 +245,7 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
     axes.set(xlabel="sequence length n", ylabel=label)
     axes.grid(which="major", alpha=0.3)
-    drawing.figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
+    drawing.legend(axes, 3)
     return drawing
 
 
@@ -233,7 +254,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
     """Accuracy on a task of Long Range Arena while training: a curve for each attention and seed, what was tested as a
     dot at its step, and the paper's results as lines."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
-    drawing, (axes,) = Drawing.panels(1, (8, 4.6))
+    drawing, (axes,) = Drawing.panels(1)
     colors = colors_of(exact_first(lra_method(r["config"]) for r in found if r["metric"] == DEV_ACCURACY))
     for place, (method, color) in enumerate(colors.items()):
         style = {"color": color, "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
@@ -256,10 +277,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
         axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
     axes.set(xlabel="steps", ylabel="accuracy on the dev set")
     _count_steps_and_percent(axes)
-    title = "test in percent, at the dots\n(the paper's, dashed)"
-    drawing.figure.legend(
-        loc="outside right upper", frameon=False, fontsize=9, title=title, title_fontsize=9, alignment="left"
-    )
+    drawing.legend(axes, 2, title="test in percent, at the dots (the paper's, dashed)")
     return drawing
 
 
@@ -333,7 +351,7 @@ def draw_pretraining(records: Iterable[Record]) -> dict[str, Drawing]:
 
 @rc_context(STYLE)
 def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callable[[Point], float]) -> Drawing:
-    drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES), (10, 4.6))
+    drawing, panels = Drawing.panels(len(PRETRAINING_ACCURACIES))
     colors = colors_of(run.label for run in runs)
     for axes, (metric, title) in zip(panels, PRETRAINING_ACCURACIES.items(), strict=True):
         for run in runs:
@@ -345,10 +363,9 @@ def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callabl
         if metric in CHANCE:
             _mark_chance(axes, CHANCE[metric])
         axes.set_title(f"{title}, validation accuracy", fontsize=11)
-        axes.set_xlabel(label)
         _count_steps_and_percent(axes)
-    if handles := panels[0].get_legend_handles_labels()[0]:
-        drawing.figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    panels[-1].set_xlabel(label)
+    drawing.legend(panels[0], 2)
     return drawing
 
 
@@ -359,7 +376,7 @@ def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
     for record in records:
         if record["job"] == "distill" and record["metric"] == DISTILLATION_COSINE:
             runs.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
-    drawing, (axes,) = Drawing.panels(1, (7, 4.6))
+    drawing, (axes,) = Drawing.panels(1)
     labels = [_distillation_label(found[0]["config"]) for found in runs.values()]
     colors = colors_of(labels)
     for label, found in zip(labels, runs.values(), strict=True):
@@ -369,8 +386,7 @@ def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
         drawing.line(axes, points, label, color=colors[label])
     axes.set(xlabel="minutes of one core", ylabel="cosine to exact attention, held-out text")
     axes.grid(alpha=0.3)
-    if runs:
-        drawing.figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    drawing.legend(axes, 2)
     return {"cosine": drawing}
 
 

@@ -2,6 +2,7 @@
 
 from xml.etree import ElementTree
 
+import pytest
 from report_runs import write_pretraining as write_run
 
 from nystromformer.records import Recorder, read_records
@@ -81,24 +82,34 @@ def test_every_measurement_says_its_value():
 
 
 def test_points_without_a_place_are_left_out_and_names_are_no_formulas():
-    drawing, (axes,) = Drawing.panels(1, (4, 3))
+    drawing, (axes,) = Drawing.panels(1)
     label = r"$\frac$ <script>&_"
     drawing.line(axes, [(1, float("nan"), "lost"), (2, 0.5, "half & <b>"), (3, float("inf"), "lost")], label)
     drawing.line(axes, [(1, 0.5, "other")], "_underscore")
-    drawn = draw_with_legend(drawing, axes)
+    drawing.legend(axes, 2)
+    drawn = drawing.render("names")[".svg"]
     assert tips(drawn) == ["half & <b>", "other"]
     assert label in words(drawn)
     assert any("_underscore" in text for text in words(drawn))
 
 
-def draw_with_legend(drawing: Drawing, axes) -> bytes:
-    from matplotlib import pyplot
-
-    from nystromformer.report.figures import STYLE
-
-    with pyplot.rc_context(STYLE):
-        axes.legend()
-    return drawing.render("names")[".svg"]
+@pytest.mark.parametrize(
+    "label", ["linear", "nystrom-local-64, 512 tokens, stages layers + model", "W" * 200, "a b " * 60]
+)
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_legends_stay_inside_the_figure(label, number):
+    drawing, (axes,) = Drawing.panels(1)
+    for place in range(number):
+        drawing.line(axes, [(0, place, ""), (1, place, "")], f"{place} {label}")
+    drawing.legend(axes, 3)
+    drawing.render("legend")  # which gives everything its place
+    (legend,) = drawing.figure.legends
+    assert len(legend.get_texts()) == number
+    box, figure = legend.get_window_extent(), drawing.figure.bbox
+    assert figure.x0 <= box.x0 < box.x1 <= figure.x1
+    assert figure.y0 <= box.y0 < box.y1 <= figure.y1
+    assert box.y1 <= axes.get_window_extent().y0, "and below the panel"
+    assert axes.get_window_extent().height > 2.5 * drawing.figure.dpi, "which stays as high as it was"
 
 
 def test_two_drawings_on_one_page_share_no_name():
