@@ -218,6 +218,7 @@ def draw_maps(
             panel.set_title(f"{name}\n{label}" if row == 0 else label, fontsize=9)
             _label_axes(panel, words)
             _leave_a_margin(panel, len(words))
+            panel.tick_params(bottom=row == len(heads) - 1, left=column == 0)  # others would cross the title below
         axes[row, 0].set_ylabel(f"head {head}\nquery", fontsize=9)
         figure.colorbar(image, ax=axes[row, :].tolist(), pad=0.01, aspect=28).ax.tick_params(labelsize=7)
     for panel in axes[-1]:

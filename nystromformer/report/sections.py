@@ -192,6 +192,7 @@ def efficiency_headlines(entries: Entries) -> list[Headline]:
             if times := ratio(theirs, ours):
                 word = {"seconds": ("faster", "slower"), "bytes": ("less memory", "more memory")}[field][times < 1]
                 than = f"{word} than {what} at {length:,} tokens, one call of {MAIN}"
+                than += ", by medians" if field == "seconds" else ""
                 found.append(Headline(f"{max(times, 1 / times):,.1f}×", than))
                 break
     return found
@@ -248,7 +249,11 @@ def accuracy_headlines(what: str, found: list[Record], attention_of: Callable[[R
                 for who in (name, TIME_BASELINE)
             )
             over = tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
-            return (Headline(f"{ours:.1%}", f"{what} with {name}, {exact:.1%} with exact attention: {over}, {preset}"),)
+            return (
+                Headline(
+                    f"{ours:.1%}", f"{what} with {name}, {exact:.1%} with exact attention: {over}, preset {preset}"
+                ),
+            )
     return ()
 
 
@@ -264,7 +269,6 @@ def pretraining(records: list[Record]) -> Section:
             f"pretraining/{name}",
             f"Validation accuracy of masked words and sentence order against {name.removeprefix('accuracy_')}",
             drawing.render(f"pretraining-{name}"),
-            wide=True,
         )
         for name, drawing in drawings.items()
     )

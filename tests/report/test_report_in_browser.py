@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from browser import chromium, needs_chromium, visit
-from report_runs import write_all, write_bench
+from report_runs import write_all, write_bench, write_demo
 
 from nystromformer.report.page import write_report
 
@@ -31,6 +31,16 @@ def partial(tmp_path_factory):
     """A report of one benchmark."""
     folder = tmp_path_factory.mktemp("partial")
     write_report([write_bench(folder / "runs")], folder)
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The page of a demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    write_demo(folder / "runs")
+    write_bench(folder / "runs" / "efficiency")
+    write_report([folder / "runs"], folder, gaps=False)
     return folder / "report.html"
 
 
@@ -95,6 +105,33 @@ def test_text_can_be_read_on_a_phone(whole, browser):
         table = seen.page.locator("table").first
         table.scroll_into_view_if_needed()
         assert table.is_visible()
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN], ids=["phone", "screen"])
+def test_charts_fit_and_nothing_in_them_is_cut_off(width, whole, browser):
+    with visit(browser, whole, width=width) as seen:
+        charts = seen.page.locator(".plot svg")
+        for chart in charts.all():
+            frame = chart.bounding_box()
+            assert frame["x"] >= 0
+            assert frame["x"] + frame["width"] <= width
+        cut = seen.page.evaluate(
+            "[...document.querySelectorAll('.plot svg text, .plot svg .point')].filter(each => {"
+            "  const own = each.getBoundingClientRect(), frame = each.closest('svg').getBoundingClientRect();"
+            "  return own.left < frame.left - 1 || own.right > frame.right + 1 || own.bottom > frame.bottom + 1; })"
+            ".map(each => each.textContent)"
+        )
+        assert cut == []
+
+
+def test_a_phone_shows_more_than_the_first_column_of_a_table(demo, browser):
+    """Which stays in view while the others are scrolled: as wide as the screen, it would hide them for good."""
+    with visit(browser, demo, width=PHONE) as seen:
+        widths = seen.page.evaluate(
+            "[...document.querySelectorAll('tbody th')].map(each => each.getBoundingClientRect().width)"
+        )
+        assert len(widths) > 10
+        assert max(widths) <= 0.5 * PHONE
 
 
 def test_links_lead_to_sections(whole, browser):
@@ -165,6 +202,7 @@ def test_it_prints_in_black_on_white_whatever_the_screen(whole, browser):
         assert ground > 0.9
         assert text < 0.2
         assert seen.page.locator("nav").is_hidden()
+        assert not any(choice.is_visible() for choice in seen.page.locator("select").all()), "nothing can be chosen"
 
 
 def test_layer_head_and_token_of_a_map_are_chosen(whole, browser):
