@@ -26,6 +26,8 @@ SHORT = "In short"
 SEARCH = "A real model, one line changed"
 SLIDES = "Training on long input"
 ONE_LINE = Code('nystromformer.replace_attention(model, "nystrom-local-64", chosen_blocks=3)')
+SAME_MEMORY = "about the same memory"
+NO_MATRIX = "PyTorch's exact attention makes no n×n matrix either; what is gained is time"
 FASTEST = "Times are the fastest of repeats that took turns; all of them, and how much they spread, are on the page."
 
 
@@ -65,26 +67,26 @@ def search_rows(own: list[Record]) -> list[list[str]]:
 
 
 def call_rows(records: list[Record]) -> list[list[str]]:
-    """One call at the greatest length, ours beside exact attention and beside other packages."""
+    """One call at the greatest length at which both were measured, ours beside exact attention and other packages."""
     found = [r for r in records if r["job"] == "bench" and r["metric"] in ("time", "peak_memory")]
     entries = measured(found)
-    lengths = [n for n in measured_lengths(entries) if entries.get(MAIN, {}).get(n, Entry()).minimum]
-    if not lengths or TIME_BASELINE not in entries:
+    both = [entries.get(name, {}) for name in (MAIN, TIME_BASELINE)]
+    lengths = [n for n in measured_lengths(entries) if all(each.get(n, Entry()).minimum for each in both)]
+    if not lengths:
         return []
     longest = lengths[-1]
-    ours, exact = entries[MAIN][longest], entries[TIME_BASELINE].get(longest, Entry())
+    ours, exact = (each[longest] for each in both)
     what = f"One attention call on {longest:,} tokens"
     gain = "; ".join(filter(None, [faster(exact.minimum, ours.minimum), crossing_text(entries)]))
     rows = [[what, seconds_text(exact.minimum), seconds_text(ours.minimum), gain]]
     if ours.bytes and exact.bytes:
-        times = ours.bytes / exact.bytes
-        word = f"{times:.1f} times more" if times >= 1 else f"{1 / times:.1f} times less"
-        rows.append(["Its memory, above the input", bytes_text(exact.bytes), bytes_text(ours.bytes), word])
+        gain = memory(exact.bytes, ours.bytes)
+        gain += f": {NO_MATRIX}" if gain == SAME_MEMORY else ""
+        rows.append(["Memory of that call, besides its input", bytes_text(exact.bytes), bytes_text(ours.bytes), gain])
     for peer in (name for name in PEERS if name in entries):
         theirs = entries[peer].get(longest, Entry())
         if theirs.minimum and theirs.bytes and ours.minimum and ours.bytes:
-            less = f"{theirs.bytes / ours.bytes:.1f} times less memory"
-            gain = f"ours is {faster(theirs.minimum, ours.minimum)}, {less}"
+            gain = f"ours is {faster(theirs.minimum, ours.minimum)}, {memory(theirs.bytes, ours.bytes)}"
             cell = f"{seconds_text(theirs.minimum)}, {bytes_text(theirs.bytes)}"
             rows.append([f"The same call in {PACKAGES.get(peer, peer)}", MISSING, cell, gain])
     return rows
@@ -104,8 +106,8 @@ def slide_rows(own: list[Record]) -> list[list[str]]:
     if exact and ours:
         what = f"Slides told apart after {seconds_text(ours['trained'])} of training"
         cells = [f"{r['value']:.0%} ({r['steps']:,} steps)" for r in (exact, ours)]
-        difference = 100 * (ours["value"] - exact["value"])
-        rows.append([what, *cells, f"{difference:+.0f} points in the same time"])
+        points = round(100 * (ours["value"] - exact["value"]))
+        rows.append([what, *cells, f"{points:+} points in the same time" if points else "as many, in the same time"])
     return rows
 
 
@@ -223,14 +225,29 @@ def pair(own: list[Record], metric: str) -> tuple[Record | None, Record | None]:
 
 def faster(exact: float | None, ours: float | None) -> str:
     """
-    >>> faster(10.0, 0.5), faster(1.0, 1.5), faster(None, 1.0)
-    ('20 times faster', '1.5 times slower', '')
+    >>> faster(10.0, 0.5), faster(1.0, 1.5), faster(1.0, 0.97), faster(None, 1.0)
+    ('20 times faster', '1.5 times slower', 'about as fast', '')
     """
+    return compared(exact, ours, "faster", "slower", "about as fast")
+
+
+def memory(exact: float | None, ours: float | None) -> str:
+    """
+    >>> memory(9e6, 2e6), memory(2e6, 9e6), memory(27.1e6, 26.8e6)
+    ('4.5 times less memory', '4.5 times more memory', 'about the same memory')
+    """
+    return compared(exact, ours, "less memory", "more memory", SAME_MEMORY)
+
+
+def compared(exact: float | None, ours: float | None, better: str, worse: str, same: str) -> str:
+    """How many times better or worse ours is; what differs by less than a tenth is the same."""
     times = ratio(exact, ours)
     if times is None:
         return ""
-    word, number = ("faster", times) if times >= 1 else ("slower", 1 / times)
-    return f"{number:.{0 if number >= 10 else 1}f} times {word}"
+    number = max(times, 1 / times)
+    if number < 1.1:
+        return same
+    return f"{number:.{0 if number >= 10 else 1}f} times {better if times > 1 else worse}"
 
 
 def crossing_text(entries: Entries) -> str:

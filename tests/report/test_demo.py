@@ -27,13 +27,20 @@ def test_the_table_says_what_was_gained(run):
             "One attention call on 8,192 tokens", "1.5 s", "50 ms",
             "30 times faster; faster from about 270 tokens on",
         ],
-        ["Its memory, above the input", "25 MB", "50 MB", "2.0 times more"],
+        ["Memory of that call, besides its input", "25 MB", "50 MB", "2.0 times more memory"],
         ["A training step, 4 slides of 8,192 tiles", "8.0 s", "400 ms", "20 times faster"],
         [
             "Slides told apart after 40 s of training", "50% (5 steps)", "100% (100 steps)",
             "+50 points in the same time",
         ],
     ]  # fmt: skip
+
+
+def test_what_is_no_gain_is_not_called_one(tmp_path):
+    write_bench(tmp_path, our_peak=24.9e6)
+    _, memory = gains_table(read_records(tmp_path)).rows
+    assert list(memory[1:3]) == ["25 MB", "25 MB"]
+    assert memory[3].startswith("about the same memory: PyTorch's exact attention makes no n×n matrix either; ")
 
 
 def test_sections_show_headlines_questions_and_the_slide(run):
