@@ -44,7 +44,7 @@ from nystromformer.attention import (
 from nystromformer.attention.chosen_blocks import choose_blocks
 from nystromformer.attention.landmarks import means_over, segments
 from nystromformer.attention.nystrom_local_core import NystromLocalOptions
-from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, pick, token_blocks
+from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, token_blocks
 from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.integrations.probe import exact_attention, record_calls, relative_error, swap_attention
@@ -299,8 +299,8 @@ def weight_shares(call: AttentionCall, options: NystromLocalOptions) -> list[dic
     blocks = token_blocks(call.query, None, s)
     query, key = blocks.arrange(call.query), blocks.arrange(call.key)
     rows = core_places(blocks, options.core_rows)
-    logsumexp = torch.logsumexp(scale * pick(query, rows) @ call.key[0].mT, dim=2)
-    heavy = find_heavy_keys(pick(query, rows), logsumexp, key, scale, blocks, options.num_heavy)
+    logsumexp = torch.logsumexp(scale * blocks.pick(query, rows) @ call.key[0].mT, dim=2)
+    heavy = find_heavy_keys(blocks.pick(query, rows), logsumexp, key, scale, blocks, options.num_heavy)
     chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
     block = torch.arange(weights.shape[1]) // s
     shares = []

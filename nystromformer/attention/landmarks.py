@@ -138,7 +138,7 @@ def segments_of_ranks(rank: Tensor, valid: Tensor, num_segments: int) -> Segment
     index = (rank * num_segments // valid.clamp(min=1)[:, None]).clamp(max=num_segments - 1)
     # The first rank of segment j is ⌈j · n_valid / m⌉.
     edges = torch.arange(num_segments + 1, device=rank.device)
-    first = (edges * valid[:, None] + num_segments - 1) // num_segments
+    first = (edges * valid[:, None] + (num_segments - 1)) // num_segments
     return Segments(index=index, counts=first.diff(dim=1), valid=valid)
 
 

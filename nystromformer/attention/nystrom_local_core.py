@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from nystromformer.attention.chosen_blocks import choose_blocks, chosen_part
+from nystromformer.attention.chosen_blocks import choose_blocks
 from nystromformer.attention.common import (
     at_least_float32,
     key_padding_mask,
@@ -20,6 +20,7 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.exact_below import check_exact_below, exact_where_short
+from nystromformer.attention.near_field import NearField, SeenInParts, SeenInPlace, sees_in_place
 from nystromformer.attention.nystrom_local_parts import (
     FarField,
     TokenBlocks,
@@ -28,18 +29,9 @@ from nystromformer.attention.nystrom_local_parts import (
     far_field,
     find_heavy_keys,
     key_bias,
-    near_bias,
-    pick,
     token_blocks,
 )
-from nystromformer.attention.partial_softmax import (
-    MASKED,
-    attention_with_lse,
-    merge,
-    merge_parts,
-    shared_part,
-    window_part,
-)
+from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
 from nystromformer.checks import check_at_least, check_number
 
 SMALLEST_RIDGE = 1e-4
@@ -146,11 +138,9 @@ class Fields:
     """The near and the far field of a batch, arranged by `TokenBlocks`, before the values of the far one are known."""
 
     blocks: TokenBlocks
-    in_blocks: Tensor  # queries (g, c, s, d)
-    near: tuple[Tensor, Tensor]  # attention of all queries to their near keys, and its log-sum-exp
+    near: NearField
     far: FarField
     fit: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # what `corrected_values` takes
-    scale: float
 
     @classmethod
     def of(
@@ -164,34 +154,35 @@ class Fields:
     ) -> "Fields":
         s, wide = options.block_size, at_least_float32(query.dtype)
         blocks = token_blocks(query, mask, s, least=max(options.num_heavy, s * options.chosen_blocks))
-        widths = zip(pad_head_dims(query, key, value), (0, s, s), strict=True)
-        query, key, value = (blocks.arrange(x, margin) for x, margin in widths)  # (l c d), twice (s + l + s, c, d)
-        with_margins = key, value
-        in_blocks = query.unflatten(0, (blocks.number, s)).transpose(1, 2)  # (g c s d)
-        key, value = key[s:-s], value[s:-s]
+        query, key, value = pad_head_dims(query, key, value)
+        in_place = sees_in_place(blocks, query, key, value)
+        # Windows need margins, and moments of blocks whole ones.
+        margin, fill = (0, options.chosen_blocks > 0) if in_place else (s, True)
+        query = blocks.arrange(query, fill=fill)  # (l c d)
+        near_key, near_value = blocks.arrange(key, margin, fill), blocks.arrange(value, margin, fill)
+        key, value = (x[margin : x.shape[0] - margin] for x in (near_key, near_value))
         present = key_bias(blocks, wide)
 
         rows = core_places(blocks, options.core_rows)
-        core_query = pick(query, rows)  # (c r d)
+        core_query = blocks.pick(query, rows)  # (c r d)
+        bias = present[None, :, None, : key.shape[0]]
         BV, logsumexp = attention_with_lse(
-            core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], present[None, :, None], scale
+            core_query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], bias, scale
         )
         heavy = find_heavy_keys(core_query, logsumexp[0], key, scale, blocks, options.num_heavy)
         not_heavy = present.scatter(1, heavy.place, MASKED)
-        # The near part of all queries needs no core: the core rows only pick theirs from it.
-        near = window_part(in_blocks, *with_margins, near_bias(not_heavy, blocks), scale, s)
         chosen = None
         if options.chosen_blocks:
             chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
-            near = merge_parts(near, chosen_part(in_blocks, key, value, not_heavy, chosen, blocks, scale))
+        kind = SeenInPlace if in_place else SeenInParts
+        near: NearField = kind.of(query, near_key, near_value, not_heavy, chosen, blocks, scale)
         far = far_field(key, value, heavy, blocks, options.num_segments, chosen)
-        near_out, near_logsumexp = (pick(x.transpose(1, 2).flatten(0, 1), rows) for x in near)
-        far_logits = scale * core_query.to(wide) @ far.key.mT + pick(far.bias[:, :, 0], rows // s)  # (c r m)
+        near_out, near_logsumexp = near.of_rows(core_query, rows)
+        far_bias = blocks.pick(far.bias[:, :, 0], rows // s)  # (c r m)
+        far_logits = torch.baddbmm(far_bias, core_query.to(wide), far.key.mT, alpha=scale)
         fit = BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value
-        return cls(blocks, in_blocks, near, far, fit, scale)
+        return cls(blocks, near, far, fit)
 
     def attend(self, W: Tensor) -> Tensor:
         """(b, h, n, e), with the values `W` (c, m, e) of the far field."""
-        dtype = self.in_blocks.dtype
-        far = shared_part(self.in_blocks, self.far.key.to(dtype), W.to(dtype), self.far.bias, self.scale)
-        return self.blocks.restore(merge(self.near, far).transpose(1, 2).flatten(0, 1))
+        return self.blocks.restore(self.near.with_far(self.far, W))

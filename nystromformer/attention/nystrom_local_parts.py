@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.common import at_least_float32
-from nystromformer.attention.landmarks import segments
+from nystromformer.attention.landmarks import segments_of_ranks
+from nystromformer.attention.native import column_sums, runs_native
 from nystromformer.attention.partial_softmax import MASKED
 
 SMALLEST_GRAM = 1e-6
@@ -30,11 +31,13 @@ class TokenBlocks:
     """
 
     heads: int
+    head: Tensor  # (c, 1): 0, 1, …
     length: int
     size: int  # places in a block
     number: int  # blocks of each example
     valid: Tensor  # (b,): valid tokens of each example
-    present: Tensor  # (b, number·size): the places that hold one
+    places: Tensor  # (number·size,): 0, 1, …
+    present: Tensor  # (b, number·size): the places that hold a token
     source: Tensor | None  # (number·size, b): which of the b·n tokens each place holds; None where none has to move
     place: Tensor | None  # (b, n): where each token went
 
@@ -43,18 +46,27 @@ class TokenBlocks:
         return self.valid.shape[0]
 
     def for_heads(self, x: Tensor) -> Tensor:
-        """`x` (b, ...) repeated for each head: (c, ...)."""
-        return x.repeat_interleave(self.heads, dim=0)
+        """`x` (b, ...) repeated for each head: (c, ...), a view for one example."""
+        return x[:, None].expand(-1, self.heads, *x.shape[1:]).flatten(0, 1)
 
-    def arrange(self, x: Tensor, margin: int = 0) -> Tensor:
-        """(b, h, n, d) → (number·size + 2·margin, c, d), with `margin` rows of zeros at both ends."""
+    def pick(self, x: Tensor, places: Tensor) -> Tensor:
+        """What `x` (l, c, ...) has in `places` (c, k), other ones for each c: (c, k, ...)."""
+        return x[places, self.head]
+
+    def arrange(self, x: Tensor, margin: int = 0, fill: bool = True) -> Tensor:
+        """(b, h, n, d) → (number·size + 2·margin, c, d), with `margin` rows of zeros at both ends.
+
+        Without `fill` the last block need not be filled up where no token has to move: (n, c, d), a view if possible.
+        """
         if self.source is None:
             rows = x.permute(2, 0, 1, 3).flatten(1, 2)  # (n c d)
+            if not fill:
+                return rows
             after = self.number * self.size - self.length + margin
             if not torch.compiler.is_compiling() and margin == after == 0:
                 return rows
-            # faster than padding, which writes everything twice
-            return torch.cat((rows.new_zeros(margin, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])))
+            zeros = rows.new_zeros(margin + after, *rows.shape[1:])
+            return torch.cat((zeros[:margin], rows, zeros[margin:]))  # faster than padding, which writes all twice
         rows = x.transpose(1, 2).flatten(2).flatten(0, 1)  # (b·n h·d)
         place = torch.arange(-margin, self.number * self.size + margin, device=x.device)[:, None]
         absent = (place < 0) | (place >= self.valid)  # (l b)
@@ -86,26 +98,23 @@ def token_blocks(tokens: Tensor, mask: Tensor | None, size: int, least: int = 1)
         number = torch.sym_max(number, max((least + size - 1) // size, 2))  # a single block would be a special case
         mask = tokens.new_ones(batch, length, dtype=torch.bool) if mask is None else mask
     places = torch.arange(number * size, device=tokens.device)
+    head = torch.arange(batch * heads, device=tokens.device)[:, None]
     if mask is None:
         valid = torch.full((batch,), length, device=tokens.device)
-        return TokenBlocks(heads, length, size, number, valid, places < valid[:, None], source=None, place=None)
+        return TokenBlocks(heads, head, length, size, number, valid, places, places < valid[:, None], None, None)
     rank = mask.long().cumsum(dim=1) - 1
     row = torch.arange(batch * length, device=tokens.device).view(batch, length)
     # Padding all goes to one place more, which is cut off again.
     target = torch.where(mask, rank, number * size)
     source = row.new_zeros(batch, number * size + 1).scatter(1, target, row)[:, :-1]
     valid = mask.sum(dim=1)
-    return TokenBlocks(heads, length, size, number, valid, places < valid[:, None], source.T, rank.clamp(min=0))
-
-
-def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` (c, k) of `x` (l, c, ...), other ones for each c: (c, k, ...)."""
-    return x[index, torch.arange(index.shape[0], device=x.device)[:, None]]
+    present = places < valid[:, None]
+    return TokenBlocks(heads, head, length, size, number, valid, places, present, source.T, rank.clamp(min=0))
 
 
 def core_places(blocks: TokenBlocks, number: int) -> Tensor:
     """The places (c, r) in the middle of `number` equal stretches of valid tokens; some twice where there are fewer."""
-    middles = 2 * torch.arange(number, device=blocks.valid.device) + 1
+    middles = torch.arange(1, 2 * number, 2, device=blocks.valid.device)
     return blocks.for_heads(middles * blocks.valid[:, None] // (2 * number))
 
 
@@ -124,16 +133,27 @@ def find_heavy_keys(
 
     `query` is (c, r, d), `key` (l, c, d), `logsumexp` (c, r) that of the rows of B. A few columns exist at a time.
     """
-    wide, places = logsumexp.dtype, blocks.number * blocks.size
-    query, shift = scale * query.to(wide), logsumexp[..., None]
+    places = blocks.number * blocks.size
+    if runs_native(query, logsumexp, key):
+        sums = column_sums(query, logsumexp, key, scale, places)
+    else:
+        sums = _column_sums(query, logsumexp, key, scale)
+    present = blocks.for_heads(blocks.present)
+    order = torch.where(present, ranked(sums.float(), blocks.places, places), -places - blocks.places)
+    chosen = order.topk(number, dim=1).indices
+    return HeavyKeys(chosen, present.gather(1, chosen), sums)
+
+
+def _column_sums(query: Tensor, logsumexp: Tensor, key: Tensor, scale: float) -> Tensor:
+    """(c, l)."""
+    wide = logsumexp.dtype
+    query, shift = query.to(wide), logsumexp[..., None]
     key = key.transpose(0, 1)  # (c l d)
     # A compiled graph has no loop whose length depends on the input's.
     parts = [key] if torch.compiler.is_compiling() else key.split(KEYS_AT_ONCE, dim=1)
-    sums = torch.cat([(query @ part.to(wide).mT - shift).exp_().sum(1) for part in parts], dim=1)  # (c l)
-    place = torch.arange(places, device=key.device)
-    present = blocks.for_heads(blocks.present)
-    chosen = torch.where(present, ranked(sums.float(), place, places), -places - place).topk(number, dim=1).indices
-    return HeavyKeys(chosen, present.gather(1, chosen), sums)
+    logits = (torch.baddbmm(shift, query, part.to(wide).mT, beta=-1, alpha=scale) for part in parts)
+    sums = [each.exp_().sum(1) for each in logits]
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 
 
 def ranked(sums: Tensor, place: Tensor, places: int) -> Tensor:
@@ -175,19 +195,20 @@ def far_field(
 ) -> FarField:
     """The far field of `key` and `value` (number·size, c, d). Heads share segments; each takes its heavy keys out."""
     wide = at_least_float32(key.dtype)
-    divided = segments(blocks.present[:, None, :, None], num_segments, blocks.present)
+    divided = segments_of_ranks(blocks.places.expand(blocks.batch, -1), blocks.valid, num_segments)
     segment = blocks.for_heads(divided.index).gather(1, heavy.place)  # (c h)
     belongs = segment[..., None] == torch.arange(num_segments, device=key.device)
     belongs = (belongs & heavy.real[..., None]).to(wide)  # (c h m-h)
     counts = (blocks.for_heads(divided.counts) - belongs.sum(1)).clamp(min=1)[..., None]  # (c m-h 1)
     target = (divided.index.T * blocks.batch + torch.arange(blocks.batch, device=key.device)).flatten()  # (l·b)
+    target = target[: key.shape[0] * blocks.batch]
 
     def means_then_heavy(x: Tensor) -> Tensor:
         rows = x.reshape(-1, blocks.heads * x.shape[2]).to(wide)  # (l·b h·d)
         sums = rows.new_zeros(num_segments * blocks.batch, rows.shape[1]).index_add(0, target, rows)
         sums = sums.view(num_segments, -1, x.shape[2]).transpose(0, 1)  # (c m-h d)
-        heavy_rows = pick(x, heavy.place).to(wide)  # (c h d)
-        return torch.cat(((sums - belongs.mT @ heavy_rows) / counts, heavy_rows), dim=1)
+        heavy_rows = blocks.pick(x, heavy.place).to(wide)  # (c h d)
+        return torch.cat((torch.baddbmm(sums, belongs.mT, heavy_rows, alpha=-1) / counts, heavy_rows), dim=1)
 
     bias = _far_bias(divided.counts, belongs, heavy, blocks, chosen)
     return FarField(means_then_heavy(key), means_then_heavy(value), bias)
@@ -197,39 +218,37 @@ def _far_bias(
     counts: Tensor, belongs: Tensor, heavy: HeavyKeys, blocks: TokenBlocks, chosen: ChosenBlocks | None
 ) -> Tensor:
     """log(c − w) for each block and segment, 0 for heavy keys, `MASKED` for what is empty: (number, c, 1, m)."""
-    block = torch.arange(blocks.number, device=counts.device)[:, None]
+    first = blocks.places[:: blocks.size, None]  # places of the blocks (number 1)
+    begin, end = first - blocks.size, first + 2 * blocks.size  # of what each sees
     counts = counts[:, None]  # (b 1 m-h)
     last = counts.cumsum(2)
 
-    def tokens_between(first: Tensor, end: Tensor) -> Tensor:
+    def tokens_between(begin: Tensor, end: Tensor) -> Tensor:
         """How many tokens of each segment have such places: (b number m-h)."""
-        return (torch.minimum(last, end) - torch.maximum(last - counts, first)).clamp(min=0)
+        return (torch.minimum(last, end) - torch.maximum(last - counts, begin)).clamp(min=0)
 
-    near = tokens_between((block - 1) * blocks.size, (block + 2) * blocks.size)
-    heavy_far = (heavy.place[:, None] // blocks.size - block).abs() > 1  # (c number h)
-    far = blocks.for_heads(counts - near)  # (c number m-h)
+    place = heavy.place[:, None]  # (c 1 h)
+    heavy_far = (place < begin) | (place >= end)  # (c number h)
+    far = blocks.for_heads(counts - tokens_between(begin, end))  # (c number m-h)
     if chosen is not None:
-        in_block = blocks.for_heads(tokens_between(block * blocks.size, (block + 1) * blocks.size))
-        example = torch.arange(far.shape[0], device=far.device)[:, None, None]
-        far = far - (in_block[example, chosen.index] * chosen.real[..., None]).sum(2)
+        in_block = blocks.for_heads(tokens_between(first, first + blocks.size))
+        far = far - (in_block[blocks.head[..., None], chosen.index] * chosen.real[..., None]).sum(2)
         heavy_block = heavy.place[:, None, None] // blocks.size  # (c 1 1 h)
         is_chosen = (chosen.index[..., None] == heavy_block) & chosen.real[..., None]  # (c number k h)
         heavy_far = heavy_far & ~is_chosen.any(2)
     far = far - heavy_far.to(belongs.dtype) @ belongs
-    of_segments = torch.where(far > 0, far.clamp(min=1).log(), MASKED)
-    of_heavy = torch.where(heavy.real, 0.0, MASKED).to(far.dtype)[:, None].expand(-1, blocks.number, -1)
+    of_segments = far.log().clamp(min=MASKED)  # that of 0 is -∞
+    of_heavy = _masked(~heavy.real, far.dtype)[:, None].expand(-1, blocks.number, -1)
     return torch.cat((of_segments, of_heavy), dim=2).transpose(0, 1)[:, :, None]
 
 
 def key_bias(blocks: TokenBlocks, dtype: torch.dtype) -> Tensor:
     """0 for each place with a token, `MASKED` for others: (c, number·size)."""
-    return blocks.for_heads(torch.where(blocks.present, 0.0, MASKED).to(dtype))
+    return blocks.for_heads(_masked(~blocks.present, dtype))
 
 
-def near_bias(bias: Tensor, blocks: TokenBlocks) -> Tensor:
-    """`bias` (c, number·size) for the window of each block: (number, c, 1, 3·size), as views."""
-    bias = functional.pad(bias, (blocks.size, blocks.size), value=MASKED)
-    return bias.unfold(1, 3 * blocks.size, blocks.size).transpose(0, 1)[:, :, None]
+def _masked(absent: Tensor, dtype: torch.dtype) -> Tensor:
+    return absent.to(dtype) * MASKED
 
 
 def corrected_values(
@@ -242,7 +261,8 @@ def corrected_values(
     """
     total = torch.logaddexp(near_logsumexp, far_logits.logsumexp(-1))[..., None]  # (c r 1)
     A = torch.exp(far_logits - total)  # (c r m)
-    R = exact - torch.exp(near_logsumexp[..., None] - total) * near_out - A @ far_value  # (c r e)
+    share = torch.exp(near_logsumexp[..., None] - total)
+    R = torch.baddbmm(torch.addcmul(exact, share, near_out, value=-1), A, far_value, alpha=-1)  # (c r e)
     gram = A.mT @ A  # (c m m)
     size = ridge * (gram.diagonal(dim1=1, dim2=2).mean(1) + SMALLEST_GRAM)
     identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
-from nystromformer.attention import nystrom_attention
+from nystromformer.attention import nystrom_attention, nystrom_local_attention
 from nystromformer.attention.chosen_blocks import chosen_part
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
@@ -78,6 +78,11 @@ CASES = {
         {"_Whole"},
         lambda q, k, v, w: nystrom_attention(q, k, v, num_landmarks=4, conv_weight=w),
         (draw(2, 2, 9, 3), draw(2, 2, 9, 3, seed=1), draw(2, 2, 9, 5, seed=2), draw(2, 3, seed=3)),
+    ),
+    "Nyström attention with an exact near field": Case(
+        {"_Local", "_Near"},
+        lambda q, k, v: nystrom_local_attention(q, k, v, num_landmarks=4, block_size=2, core_rows=5),
+        (draw(1, 2, 13, 3), draw(1, 2, 13, 3, seed=1), draw(1, 2, 13, 5, seed=2)),
     ),
     "slices": Case(
         {"Windows"}, lambda x: Windows.apply(x, [(0, 3), (1, 5), (4, 6)]), (draw(2, 2, 6, 3),), gives_views=True

@@ -10,7 +10,7 @@ from nystromformer.bench.kernels import Kernels
 BOUNDS = {
     ("nystrom-64", False): (50, 110),
     ("nystrom-64", True): (110, 130),
-    ("nystrom-local", False): (150, 200),
+    ("nystrom-local", False): (110, 200),
     ("nystrom-local", True): (180, 215),
 }
 """Of the forward and the backward of 12 heads of 64, at most. They may become less."""

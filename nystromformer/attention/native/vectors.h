@@ -42,6 +42,9 @@ INLINE vector larger(vector a, vector b) {
 
 /* By halves, which is exact to the same digits whatever the vector holds, and no long chain of steps. */
 INLINE REAL sum_of(vector x) {
+#if defined(__x86_64__) && BYTES == 64
+    return IS_FLOAT ? (REAL)_mm512_reduce_add_ps((__m512)x) : (REAL)_mm512_reduce_add_pd((__m512d)x);
+#endif
 #pragma GCC unroll 8
     for (int64_t half = LANES / 2; half; half /= 2)
 #pragma GCC unroll 16
@@ -50,6 +53,9 @@ INLINE REAL sum_of(vector x) {
 }
 
 INLINE REAL largest_of(vector x) {
+#if defined(__x86_64__) && BYTES == 64
+    return IS_FLOAT ? (REAL)_mm512_reduce_max_ps((__m512)x) : (REAL)_mm512_reduce_max_pd((__m512d)x);
+#endif
 #pragma GCC unroll 8
     for (int64_t half = LANES / 2; half; half /= 2)
 #pragma GCC unroll 16

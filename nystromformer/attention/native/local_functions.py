@@ -1,0 +1,113 @@
+"""The parts of Nyström attention with an exact near field, with gradients."""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from nystromformer.attention.native import local_operators  # noqa: F401 (operators are made on import)
+
+ops = torch.ops.nystromformer
+
+
+def column_sums(query: Tensor, lse: Tensor, key: Tensor, scale: float, places: int) -> Tensor:
+    """Sums (c, places) of columns of softmax(scale·Q Kᵀ), whose rows have the log-sum-exps `lse` (c, r), for `query`
+    (c, r, d) and `key` (l, c, d), without gradients; zeros for places from l on."""
+    return ops.column_sums(query, lse, key, scale, places)
+
+
+def near_attention(
+    query: Tensor,
+    places: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of single queries (c, r, d), from `places` (c, r), to the keys (l, c, d) of their blocks, of both
+    neighbours, and of the blocks `chosen` (c, blocks, k) for them, and its log-sum-exp (c, r)."""
+    return _Near.apply(query, places, key, value, bias, chosen, block, scale)
+
+
+def local_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    block: int,
+    scale: float,
+) -> Tensor:
+    """Attention (l, c, e) of all queries to the same keys and to far ones (c, m, d), which all blocks share."""
+    return _Local.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)[0]
+
+
+class _Near(Function):
+    @staticmethod
+    def forward(
+        query: Tensor,
+        places: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        chosen: Tensor | None,
+        block: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        return ops.near(query, places, key, value, bias, chosen, block, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.block, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None and grad_lse is None:
+            return (None,) * 8
+        saved = ctx.saved_tensors
+        grad = torch.zeros_like(saved[-2]) if grad is None else grad
+        grad_query, grad_key, grad_value = ops.near_backward(grad, grad_lse, *saved, ctx.block, ctx.scale)
+        return grad_query, None, grad_key, grad_value, *(None,) * 4
+
+
+class _Local(Function):
+    """Keeps the output and its log-sum-exp for the backward, never the weights."""
+
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        chosen: Tensor | None,
+        far_key: Tensor,
+        far_value: Tensor,
+        far_bias: Tensor,
+        block: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        return ops.local(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.block, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None, unused: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 10
+        grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
+        grad_query, grad_key, grad_value, grad_far_key, grad_far_value = grads
+        return grad_query, grad_key, grad_value, None, None, grad_far_key, grad_far_value, None, None, None

@@ -1,0 +1,223 @@
+"""The parts of Nyström attention with an exact near field as operators of PyTorch, like those of `thin_operators`.
+
+Queries, keys and values are (l, c, d), the sequence first, in blocks of `block` tokens, of which the last may have
+fewer. Each block sees itself, its neighbours, and the blocks `chosen` (c, blocks, k) for it, -1 where there is none.
+`bias` (c, l or more) is that of each key.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from nystromformer.attention.native.library import call
+from nystromformer.attention.native.thin_operators import in_rows, register
+
+_NONE = (0, 0, 0, 0)
+
+
+def _sequence(x: Tensor) -> tuple[int, ...]:
+    """Where (l, c, width) begins, and its strides."""
+    return x.data_ptr(), 0, x.stride(1), x.stride(0)
+
+
+def _rows(x: Tensor) -> tuple[int, ...]:
+    """The same for (c, rows, width)."""
+    return x.data_ptr(), 0, x.stride(0), x.stride(1)
+
+
+def _row(x: Tensor | None) -> tuple[int, ...]:
+    """The same for (c, width)."""
+    return _NONE if x is None else (x.data_ptr(), 0, x.stride(0), 0)
+
+
+def column_sums(query: Tensor, lse: Tensor, key: Tensor, scale: float, places: int) -> Tensor:
+    """Sums (c, places) of columns of softmax(scale·Q Kᵀ), whose rows have the log-sum-exps `lse` (c, r), for `query`
+    (c, r, d) and `key` (l, c, d); zeros for places from l on."""
+    query, lse, key = in_rows(query), in_rows(lse), in_rows(key)
+    sums = lse.new_zeros(lse.shape[0], places)
+    sizes = (*query.shape[:2], key.shape[0], query.shape[2])
+    call("column_sums", query.dtype, scale, *sizes, *_rows(query), *_row(lse), *_sequence(key), *_row(sums))
+    return sums
+
+
+def _keys(
+    key: Tensor, value: Tensor, bias: Tensor, chosen: Tensor | None, block: int
+) -> tuple[list[Tensor], tuple[int, ...], tuple[int, ...]]:
+    """Tensors that must stay alive during a call, the sizes that it begins with, and where the keys are."""
+    held = [in_rows(key), in_rows(value), in_rows(bias)]
+    index = 0
+    if chosen is not None:
+        held.append(chosen.contiguous())
+        index = held[-1].data_ptr()
+    sizes = (*key.shape[:2], block, key.shape[2], value.shape[2], 0 if chosen is None else chosen.shape[2])
+    return held, sizes, (*_sequence(held[0]), *_sequence(held[1]), *_row(held[2]), index)
+
+
+def near(
+    query: Tensor,
+    places: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of single queries (c, r, d), from `places` (c, r) of the sequence, to what their blocks see, and its
+    log-sum-exp (c, r)."""
+    held, sizes, of_keys = _keys(key, value, bias, chosen, block)
+    query, places = in_rows(query), places.contiguous()
+    out, lse = _near_shapes(query, places, key, value)
+    numbers = (*sizes, 0, *_rows(query), *of_keys, *_NONE * 3, *_rows(out), *_row(lse))
+    call("near_forward", query.dtype, scale, *numbers, places.shape[1], places.data_ptr())
+    del held
+    return out, lse
+
+
+def _near_shapes(query: Tensor, places: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
+
+
+def near_backward(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    places: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    held, sizes, of_keys = _keys(key, value, bias, chosen, block)
+    query, places, out, lse, grad = in_rows(query), places.contiguous(), in_rows(out), in_rows(lse), in_rows(grad)
+    grad_lse = None if grad_lse is None else in_rows(grad_lse)
+    grads = (query.new_empty(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape))
+    numbers = (*sizes, 0, *_rows(query), *of_keys, *_NONE * 3, *_rows(out), *_row(lse))
+    of_grads = (*_rows(grad), *_row(grad_lse), *_rows(grads[0]), *_sequence(grads[1]), *_sequence(grads[2]))
+    call("near_backward", query.dtype, scale, *numbers, places.shape[1], places.data_ptr(), *of_grads)
+    del held
+    return grads
+
+
+def _near_backward_shapes(
+    grad: Tensor, grad_lse: Tensor | None, query: Tensor, places: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (query, key, value))
+
+
+def local(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention (l, c, e) of all queries to what their blocks see and to `far_key` and `far_value` (c, m, d) with
+    `far_bias` (blocks, c, m), and its log-sum-exp (c, l)."""
+    out, lse = _local_shapes(query, key, value)
+    held, numbers = _local_numbers(query, key, value, bias, chosen, far_key, far_value, far_bias, out, lse, block)
+    call("local_forward", query.dtype, scale, *numbers)
+    del held
+    return out, lse
+
+
+def _local_numbers(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    block: int,
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    held, sizes, of_keys = _keys(key, value, bias, chosen, block)
+    query, far_key, far_value, far_bias, out, lse = map(in_rows, (query, far_key, far_value, far_bias, out, lse))
+    held += [query, far_key, far_value, far_bias, out, lse]
+    far = (*_rows(far_key), *_rows(far_value), far_bias.data_ptr(), far_bias.stride(0), far_bias.stride(1), 0)
+    return held, (*sizes, far_key.shape[1], *_sequence(query), *of_keys, *far, *_sequence(out), *_row(lse))
+
+
+def _local_shapes(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    length, heads = query.shape[:2]
+    return query.new_empty(length, heads, value.shape[2]), query.new_empty(heads, length)
+
+
+def local_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    held, numbers = _local_numbers(query, key, value, bias, chosen, far_key, far_value, far_bias, out, lse, block)
+    grad = in_rows(grad)
+    grads = (
+        query.new_empty(query.shape),
+        key.new_zeros(key.shape),
+        value.new_zeros(value.shape),
+        far_key.new_empty(far_key.shape),
+        far_value.new_empty(far_value.shape),
+    )
+    of_grads = (*_sequence(grad), *(i for x in grads[:3] for i in _sequence(x)), *_rows(grads[3]), *_rows(grads[4]))
+    call("local_backward", query.dtype, scale, *numbers, *of_grads)
+    del held
+    return grads
+
+
+def _local_backward_shapes(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (query, key, value, far_key, far_value))
+
+
+_KEYS = "Tensor key, Tensor value, Tensor bias, Tensor? chosen"
+_FAR = "Tensor far_key, Tensor far_value, Tensor far_bias"
+_BOTH = "int block, float scale"
+register(
+    "column_sums(Tensor query, Tensor lse, Tensor key, float scale, int places) -> Tensor",
+    column_sums,
+    lambda query, lse, key, scale, places: lse.new_empty(lse.shape[0], places),
+)
+register(f"near(Tensor query, Tensor places, {_KEYS}, {_BOTH}) -> (Tensor, Tensor)", near, _near_shapes)
+register(
+    f"near_backward(Tensor grad, Tensor? grad_lse, Tensor query, Tensor places, {_KEYS}, Tensor out, Tensor lse, "
+    f"{_BOTH}) -> (Tensor, Tensor, Tensor)",
+    near_backward,
+    _near_backward_shapes,
+)
+register(f"local(Tensor query, {_KEYS}, {_FAR}, {_BOTH}) -> (Tensor, Tensor)", local, _local_shapes)
+register(
+    f"local_backward(Tensor grad, Tensor query, {_KEYS}, {_FAR}, Tensor out, Tensor lse, {_BOTH}) "
+    f"-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    local_backward,
+    _local_backward_shapes,
+)
