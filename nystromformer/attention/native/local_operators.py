@@ -203,7 +203,7 @@ _KEYS = "Tensor key, Tensor value, Tensor bias, Tensor? chosen"
 _FAR = "Tensor far_key, Tensor far_value, Tensor far_bias"
 _BOTH = "int block, float scale"
 register(
-    "column_sums(Tensor query, Tensor lse, Tensor key, float scale, int places) -> Tensor",
+    "column_sums(Tensor query, Tensor lse, Tensor key, float scale, SymInt places) -> Tensor",
     column_sums,
     lambda query, lse, key, scale, places: lse.new_empty(lse.shape[0], places),
 )
