@@ -32,7 +32,7 @@ from nystromformer.report.table import Table
 from nystromformer.training.callbacks import Curves, Record, ShowProgress
 from nystromformer.training.lra import Legacy, LraCell
 from nystromformer.training.recipes import LRA_RECIPES
-from nystromformer.training.self_pretraining import cost
+from nystromformer.training.trainer import cost
 
 BATCH, WARM_UP = 32, 3
 PARTS = ("data", "dropout", "forward", "backward", "optimizer", "callbacks and logging", "rest")

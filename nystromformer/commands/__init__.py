@@ -100,6 +100,9 @@ def _short(given: object) -> str:
 
 
 Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
+Corpus = Annotated[
+    list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
+]
 TextColumn = Annotated[str, typer.Option(help="The column of parquet files and JSON lines with the text.")]
 Documents = Annotated[str, choice("What divides text files into documents.", "blank-line", "line", "file")]
 LraPreset = Annotated[str, choice("The paper's recipe, an hour or minutes on two cores, or seconds.", *LRA_PRESETS)]

@@ -7,6 +7,7 @@ import typer
 
 from nystromformer.commands import (
     LONGEST,
+    Corpus,
     Documents,
     TextColumn,
     new_folder,
@@ -21,9 +22,7 @@ from nystromformer.errors import user_input
 @training_command
 def distill(
     model: Annotated[str, typer.Option(help="Folder or Hub id of an encoder with exact attention: the teacher.")],
-    corpus: Annotated[
-        list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
-    ],
+    corpus: Corpus,
     judge: Annotated[
         list[str] | None, typer.Option(help="Another corpus to judge the result by; may be repeated.")
     ] = None,

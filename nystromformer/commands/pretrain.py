@@ -7,6 +7,7 @@ import typer
 
 from nystromformer.commands import (
     LONGEST,
+    Corpus,
     Documents,
     TextColumn,
     choice,
@@ -22,9 +23,7 @@ from nystromformer.training import SIZES
 
 @training_command
 def pretrain(
-    corpus: Annotated[
-        list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
-    ],
+    corpus: Corpus,
     tokenizer: Annotated[
         str,
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),

@@ -1,13 +1,20 @@
-"""Callbacks of training: progress shown, losses and metrics recorded, curves drawn."""
+"""What is measured while a model trains, and how it is told: scores, time, progress shown, records, curves."""
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from transformers import TrainerCallback, TrainerState
 from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalPrediction
 
 from nystromformer.progress import Bar, duration
 from nystromformer.records import Recorder
@@ -15,6 +22,75 @@ from nystromformer.training.shortages import check_room_for_a_thread
 
 DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 """What an evaluation tells of itself, not of the model."""
+
+
+def _correlation(measure: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
+    def score(labels: np.ndarray, predictions: np.ndarray) -> float:
+        # undefined where either is constant or there is one example; it tells nothing then, and NaN is never the best
+        if len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0:
+            return 0.0
+        value = float(measure(labels, predictions)[0])
+        return value if math.isfinite(value) else 0.0
+
+    return score
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": lambda labels, predictions: float(accuracy_score(labels, predictions)),
+    "f1": lambda labels, predictions: float(f1_score(labels, predictions, zero_division=0.0)),
+    "matthews": lambda labels, predictions: float(matthews_corrcoef(labels, predictions)),
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
+}
+"""score(labels, predictions) by name, from scikit-learn and SciPy; more is better. F1 is that of class 1."""
+
+
+def scores(names: tuple[str, ...], labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+    """
+    >>> scores(("f1", "accuracy"), np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]))
+    {'f1': 0.8, 'accuracy': 0.75}
+    """
+    return {name: METRICS[name](labels, predictions) for name in names}
+
+
+def metric_function(names: tuple[str, ...]) -> Callable[[EvalPrediction], dict[str, float]]:
+    """For HF Trainer."""
+    return lambda prediction: scores(names, prediction.label_ids, prediction.predictions)
+
+
+class Clock(TrainerCallback, ExportableState):
+    """The time spent in training steps, loading included; evaluations and checkpoints are not counted.
+
+    Checkpoints keep it, so that a resumed run counts on.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.mark = 0.0, 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"seconds": self.seconds}}
+
+    def noted(self) -> dict[str, float]:
+        """What records say of it."""
+        return {"seconds": round(self.seconds, 3)}
+
+    def seconds_of(self, state: TrainerState) -> float:
+        """The time that a checkpoint has noted, 0 at the start of a run."""
+        return state.stateful_callbacks.get(type(self).__name__, Clock().state())["attributes"]["seconds"]
+
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
+        self.seconds = self.seconds_of(state)
+        self.mark = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **_: Any) -> None:
+        now = time.perf_counter()
+        self.seconds, self.mark = self.seconds + now - self.mark, now
+
+    def on_evaluate(self, args, state, control, **_: Any) -> None:
+        self.mark = time.perf_counter()
+
+    def on_save(self, args, state, control, **_: Any) -> None:
+        self.mark = time.perf_counter()
 
 
 class ShowProgress(TrainerCallback):

@@ -33,7 +33,6 @@ from nystromformer.report.figures import draw_distillation
 from nystromformer.report.table import print_tables, tables_markdown
 from nystromformer.report.tables import closeness_table, distillation_tables
 from nystromformer.training.arguments import CorpusOptions, Run
-from nystromformer.training.callbacks import Curves
 from nystromformer.training.distillation_folder import model_card, pooling_of, sentence_modules, write_sentence_files
 from nystromformer.training.distillation_layers import (
     Budget,
@@ -48,7 +47,7 @@ from nystromformer.training.distillation_model import STAGES, Distillation
 from nystromformer.training.distillation_trainer import CoreClock, DistillationTrainer
 from nystromformer.training.fidelity import closeness, read_texts, seconds_of
 from nystromformer.training.finetuning_models import ATTENTION_DROPOUTS, Source, with_positions
-from nystromformer.training.pretraining_trainer import EvaluateAtEnd, RecordPretraining, ShowTokens
+from nystromformer.training.pretraining_trainer import callbacks_of
 from nystromformer.training.recipes import DISTILLATION_RECIPES, DistillationRecipe
 from nystromformer.training.run import check_folder, run_to_end
 from nystromformer.training.sweep import TABLE
@@ -214,8 +213,14 @@ def load_teacher(source: Source, max_length: int) -> PreTrainedModel:
     """The encoder with exact attention, and with positions for `max_length` tokens."""
     model, info = load_checkpoint(AutoModel, source.name)
     refuse_lacking(source.name, model, {key for key in wrong_keys(info) if "pooler" not in key})
-    if not any(is_listed(module) for module in interface_modules(model)):
+    attentions = list(interface_modules(model))
+    if not attentions:
         refuse(model)
+    if not any(map(is_listed, attentions)):
+        raise ValueError(
+            f"{source.name}: {type(model).__name__} has causal attention only, of earlier tokens; attention of "
+            f"linear cost is for encoders: give one, such as BERT."
+        )
     room = source.max_length
     return with_positions(model, max_length) if room is not None and max_length > room else model
 
@@ -323,13 +328,7 @@ def run_distillation(
             train_dataset=data.train,
             eval_dataset=data.judged[HELD_OUT].some(recipe.dev_examples),
             processing_class=tokenizer,
-            callbacks=[
-                clock,
-                EvaluateAtEnd(),
-                ShowTokens(title, clock),
-                RecordPretraining(recorder, clock),
-                Curves(out),
-            ],
+            callbacks=callbacks_of(out, title, recorder, clock),
             stage_steps=run.stage_steps,
             layers_rate=recipe.layers_rate,
             warmup=recipe.warmup,

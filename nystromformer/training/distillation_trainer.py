@@ -8,9 +8,9 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from nystromformer.training.callbacks import Clock
 from nystromformer.training.distillation_model import LAYERS, MODEL, Distillation, stage_rates, stage_scheduler
 from nystromformer.training.fidelity import closeness, read_texts
-from nystromformer.training.pretraining_trainer import Clock
 from nystromformer.training.trainer import ExactTrainer
 
 

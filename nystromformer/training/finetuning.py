@@ -18,10 +18,10 @@ from nystromformer.files import write_text
 from nystromformer.integrations import register
 from nystromformer.report.table import Table
 from nystromformer.report.tables import SCORES, finetune_tables
+from nystromformer.training.callbacks import metric_function, scores
 from nystromformer.training.checkpoints import last_checkpoint, trainer_state
 from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts, limited
 from nystromformer.training.finetuning_models import Source, check_attention, load_classifier
-from nystromformer.training.metrics import metric_function, scores
 from nystromformer.training.recipes import (
     FINETUNING_RECIPES,
     SEARCH_BATCH_SIZES,

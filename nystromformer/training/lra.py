@@ -15,22 +15,21 @@ from transformers import TrainerCallback, TrainingArguments
 from nystromformer.checks import check_choice, parse_names
 from nystromformer.data.hub import local_folder
 from nystromformer.data.lra import TASKS, Examples, Splits, as_is, listops, pathfinder, task_folder
+from nystromformer.data.lra.examples import check_options
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
-from nystromformer.data.lra.readers import check_options
 from nystromformer.errors import user_input
-from nystromformer.models.lra import LongRangeArenaConfig
+from nystromformer.models.lra import LongRangeArenaConfig, NystromformerForLongRangeArena, lra_config
 from nystromformer.progress import count_bar
 from nystromformer.report.table import Table
 from nystromformer.report.tables import lra_tables
 from nystromformer.training.arguments import on_cpu, processes
-from nystromformer.training.metrics import metric_function
-from nystromformer.training.pretraining_trainer import Clock
+from nystromformer.training.callbacks import Clock, metric_function
 from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.run import check_folder
-from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, classifier, cost, task_config
+from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining
 from nystromformer.training.sweep import Cell, Sweep, run_cell
-from nystromformer.training.trainer import ExactTrainer
+from nystromformer.training.trainer import ExactTrainer, cost
 
 ATTENTIONS = (
     "standard",
@@ -97,7 +96,8 @@ class LraCell(Cell[Splits]):
 
     def model_config(self) -> LongRangeArenaConfig:
         length = self.recipe.room if self.legacy.pooling else None
-        return task_config(self.task, self.attention, self.recipe, pooled_length=length)
+        fields = self.recipe.model_fields(TASKS[self.task])
+        return lra_config(attention=self.attention, pooled_length=length, **fields)
 
     @property
     def pretraining(self) -> SelfPretraining | None:
@@ -120,8 +120,9 @@ class LraCell(Cell[Splits]):
         return self.shared if self.pretraining is None else Pretrained.of(out / FOLDER)
 
     def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
+        config, pretrained = self.model_config(), self.pretrained(Path(arguments.output_dir))
         return ExactTrainer(
-            model=classifier(self.model_config(), self.pretrained(Path(arguments.output_dir))),
+            model=NystromformerForLongRangeArena(config) if pretrained is None else pretrained.classifier(config),
             args=arguments,
             data_collator=as_is,
             train_dataset=data.train,

@@ -21,15 +21,9 @@ from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
 from nystromformer.training import SAVE_SECONDS
 from nystromformer.training.arguments import CorpusOptions, Run, processes
-from nystromformer.training.callbacks import Curves
+from nystromformer.training.callbacks import Clock
 from nystromformer.training.pretraining_models import build_model, special_tokens
-from nystromformer.training.pretraining_trainer import (
-    Clock,
-    EvaluateAtEnd,
-    PretrainingTrainer,
-    RecordPretraining,
-    ShowTokens,
-)
+from nystromformer.training.pretraining_trainer import PretrainingTrainer, callbacks_of
 from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.run import check_folder, run_to_end
 
@@ -177,13 +171,7 @@ def run_pretraining(
             train_dataset=train_examples,
             eval_dataset=validation.some(run.recipe.eval_examples),
             processing_class=tokenizer,
-            callbacks=[
-                clock,
-                EvaluateAtEnd(),
-                ShowTokens(title, clock),
-                RecordPretraining(recorder, clock),
-                Curves(out),
-            ],
+            callbacks=callbacks_of(out, title, recorder, clock),
         )
 
     def measure(trainer: PretrainingTrainer) -> tuple[float, dict[str, Any]]:

@@ -1,19 +1,19 @@
 """HF Trainer for two objectives at once, with batches that are functions of (seed, epoch, index)."""
 
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
-from transformers import TrainerCallback, TrainerState
-from transformers.trainer_callback import ExportableState
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.models.losses import IGNORED
-from nystromformer.training.callbacks import DETAILS, Record, ShowProgress
+from nystromformer.records import Recorder
+from nystromformer.training.callbacks import DETAILS, Clock, Curves, Record, ShowProgress
 from nystromformer.training.trainer import ExactTrainer, GroupedByLength, LongestFirst
 
 SUMS = ("mlm_loss_sum", "mlm_count", "mlm_correct", "sop_loss_sum", "sop_count", "sop_correct")
@@ -83,41 +83,6 @@ def means(sums: list[float]) -> dict[str, float]:
     return found | {"loss": sum(value for name, value in found.items() if name.endswith("_loss"))}
 
 
-class Clock(TrainerCallback, ExportableState):
-    """The time spent in training steps, loading included; evaluations and checkpoints are not counted.
-
-    Checkpoints keep it, so that a resumed run counts on.
-    """
-
-    def __init__(self) -> None:
-        self.seconds, self.mark = 0.0, 0.0
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"seconds": self.seconds}}
-
-    def noted(self) -> dict[str, float]:
-        """What records say of it."""
-        return {"seconds": round(self.seconds, 3)}
-
-    def seconds_of(self, state: TrainerState) -> float:
-        """The time that a checkpoint has noted, 0 at the start of a run."""
-        return state.stateful_callbacks.get(type(self).__name__, Clock().state())["attributes"]["seconds"]
-
-    def on_train_begin(self, args, state, control, **_: Any) -> None:
-        self.seconds = self.seconds_of(state)
-        self.mark = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **_: Any) -> None:
-        now = time.perf_counter()
-        self.seconds, self.mark = self.seconds + now - self.mark, now
-
-    def on_evaluate(self, args, state, control, **_: Any) -> None:
-        self.mark = time.perf_counter()
-
-    def on_save(self, args, state, control, **_: Any) -> None:
-        self.mark = time.perf_counter()
-
-
 class EvaluateAtEnd(TrainerCallback):
     """The last step is evaluated, too, where it is no multiple of the interval."""
 
@@ -167,3 +132,9 @@ class ShowTokens(ShowProgress):
             tokens = (state.num_input_tokens_seen - self.before[1]) / (self.clock.seconds - self.before[0])
             speed = f"{self._speed(state.global_step):.2f} steps/s, {tokens:,.0f} tokens/s"
             self.bar.update(self.steps, speed=speed)
+
+
+def callbacks_of(out: Path, title: str, recorder: Recorder, clock: Clock) -> list[TrainerCallback]:
+    """What a run that is evaluated every so many steps shows, records and draws."""
+    shown = [EvaluateAtEnd(), ShowTokens(title, clock), RecordPretraining(recorder, clock), Curves(out)]
+    return [clock, *shown]

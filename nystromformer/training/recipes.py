@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from nystromformer.checks import check_choice
+from nystromformer.data.lra import Task
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.training import PRESETS, SIZES
@@ -120,6 +121,19 @@ class LraRecipe(ScoredRecipe):
     def arguments(self) -> dict[str, Any]:
         """Fields of `TrainingArguments`."""
         return self.schedule(self.steps, self.eval_every) | LRA_OPTIMIZER | self.best_by("accuracy")
+
+    def model_fields(self, task: Task) -> dict[str, Any]:
+        """Fields of the task's model, the same before and after self-pretraining."""
+        chosen = {"positions": self.positions, "conv_kernel_size": self.conv_kernel_size}
+        return {
+            "vocab_size": task.vocabulary,
+            "num_labels": task.classes,
+            "problem_type": "single_label_classification",
+            "max_position_embeddings": self.room,
+            "attention_probs_dropout_prob": self.attention_dropout,
+            "pair": task.pair,
+            **{name: value for name, value in chosen.items() if value is not None},
+        }
 
     def pretraining(self, masked: float) -> "SelfPretrainingRecipe":
         """The recipe of the self-pretraining before it: the same model, data, batch and learning rate."""

@@ -12,18 +12,23 @@ import numpy as np
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from nystromformer.data.lra import TASKS, Examples, Splits, as_is
+from nystromformer.data.lra import TASKS, Splits, as_is
 from nystromformer.data.lra.masked import MaskedExamples
 from nystromformer.files import CHECKSUMS, damage_of, read_object
-from nystromformer.models.lra import LongRangeArenaConfig, NystromformerForLongRangeArena, lra_config
-from nystromformer.models.masked_tokens import NystromformerForMaskedTokens
+from nystromformer.models.lra import (
+    LongRangeArenaConfig,
+    NystromformerForLongRangeArena,
+    NystromformerForMaskedTokens,
+    lra_config,
+)
 from nystromformer.models.model import quiet_transformers
 from nystromformer.records import read_config, result_in
-from nystromformer.training.pretraining_trainer import Clock, Keys
-from nystromformer.training.recipes import LraRecipe, SelfPretrainingRecipe
+from nystromformer.training.callbacks import Clock
+from nystromformer.training.pretraining_trainer import Keys
+from nystromformer.training.recipes import SelfPretrainingRecipe
 from nystromformer.training.run import MODEL
 from nystromformer.training.sweep import Cell
-from nystromformer.training.trainer import ExactTrainer, tokens_seen
+from nystromformer.training.trainer import ExactTrainer, cost
 
 FOLDER = "self-pretraining"
 """Its place in the folder of the run that it serves."""
@@ -35,40 +40,11 @@ ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size")
 """What a run must share with the self-pretraining of another one that it starts from."""
 
 
-def task_config(task: str, attention: str, recipe: LraRecipe, **more: Any) -> LongRangeArenaConfig:
-    """The model of a task, the same before and after self-pretraining."""
-    chosen = {"positions": recipe.positions, "conv_kernel_size": recipe.conv_kernel_size}
-    return lra_config(
-        attention=attention,
-        vocab_size=TASKS[task].vocabulary,
-        num_labels=TASKS[task].classes,
-        problem_type="single_label_classification",
-        max_position_embeddings=recipe.room,
-        attention_probs_dropout_prob=recipe.attention_dropout,
-        pair=TASKS[task].pair,
-        **{name: value for name, value in chosen.items() if value is not None},
-        **more,
-    )
-
-
 class MaskedTrainer(ExactTrainer):
     """Which tokens are masked depends on the epoch, so examples are asked for by (epoch, index)."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return Keys(super()._get_train_sampler(train_dataset))
-
-
-def cost(trainer: ExactTrainer, train: Examples, batch_size: int) -> dict[str, Any]:
-    """The tokens that were trained on, and the time for that alone."""
-    steps = trainer.state.global_step
-    if trainer.packing is None:
-        tokens = tokens_seen(steps, batch_size, train.lengths, train.tokens, trainer.args.data_seed)
-    else:
-        _, tokens = trainer.packing.seen(steps)
-    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
-    seconds = clock.seconds or clock.seconds_of(trainer.state)  # one killed after its last step does not train any more
-    speed = round(tokens / max(seconds, 1e-9), 1)
-    return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_second": speed}
 
 
 def masked_accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -92,9 +68,9 @@ class SelfPretraining(Cell[Splits]):
         return self.recipe.arguments()
 
     def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
-        dev = data.dev.some(DEV_EXAMPLES)
+        dev, fields = data.dev.some(DEV_EXAMPLES), self.recipe.model_fields(TASKS[self.task])
         return MaskedTrainer(
-            model=NystromformerForMaskedTokens(task_config(self.task, self.attention, self.recipe)),
+            model=NystromformerForMaskedTokens(lra_config(attention=self.attention, **fields)),
             args=arguments,
             data_collator=as_is,
             train_dataset=MaskedExamples(data.train, self.recipe.masked, self.seed),
@@ -153,10 +129,7 @@ class Pretrained:
                 f"{fingerprint}); give the same --data, or leave --from out."
             )
 
-
-def classifier(config: LongRangeArenaConfig, pretrained: Pretrained | None) -> NystromformerForLongRangeArena:
-    """The task's model: new, or with the encoder of a self-pretraining."""
-    if pretrained is None:
-        return NystromformerForLongRangeArena(config)
-    with quiet_transformers():  # the heads differ, as they should
-        return NystromformerForLongRangeArena.from_pretrained(pretrained.folder / MODEL, config=config)
+    def classifier(self, config: LongRangeArenaConfig) -> NystromformerForLongRangeArena:
+        """The task's model, with the encoder that was pretrained."""
+        with quiet_transformers():  # the heads differ, as they should
+            return NystromformerForLongRangeArena.from_pretrained(self.folder / MODEL, config=config)

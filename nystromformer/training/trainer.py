@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from nystromformer.errors import UserError
 from nystromformer.files import UNFINISHED, install, seal
+from nystromformer.training.callbacks import Clock
 from nystromformer.training.checkpoints import (
     TRAINER_STATE,
     checkpoint_folder,
@@ -299,3 +300,16 @@ class ExactTrainer(Trainer):
 
     def _own_state(self, folder: str) -> Path:
         return Path(folder) / f"process_{self.args.process_index}.safetensors"
+
+
+def cost(trainer: ExactTrainer, train: Any, batch_size: int) -> dict[str, Any]:
+    """The tokens of `train` that were trained on, and the time for that alone, by the run's `Clock`."""
+    steps = trainer.state.global_step
+    if trainer.packing is None:
+        tokens = tokens_seen(steps, batch_size, train.lengths, train.tokens, trainer.args.data_seed)
+    else:
+        _, tokens = trainer.packing.seen(steps)
+    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
+    seconds = clock.seconds or clock.seconds_of(trainer.state)  # one killed after its last step does not train any more
+    speed = round(tokens / max(seconds, 1e-9), 1)
+    return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_second": speed}

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.models.masked_tokens import NystromformerForMaskedTokens
+from nystromformer.models.lra import NystromformerForLongRangeArena, NystromformerForMaskedTokens, lra_config
 
 
 def build(**changes):

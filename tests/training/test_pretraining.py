@@ -16,10 +16,10 @@ from nystromformer.data.tokenizers import load_tokenizer
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training import SIZES
+from nystromformer.training.callbacks import Clock
 from nystromformer.training.checkpoints import last_checkpoint
 from nystromformer.training.pretraining import Pretraining, run_pretraining
 from nystromformer.training.pretraining_models import build_model, special_tokens
-from nystromformer.training.pretraining_trainer import Clock
 from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 
 RECIPE = pretraining_recipe("smoke").changed(

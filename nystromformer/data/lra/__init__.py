@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nystromformer.data.hub import download
 from nystromformer.data.lra import listops, pathfinder
-from nystromformer.data.lra.examples import Examples, Splits, as_is
-from nystromformer.data.lra.readers import described_folder, read_image, read_retrieval, read_text
+from nystromformer.data.lra.examples import Examples, Splits, as_is, described_folder
+from nystromformer.data.lra.readers import read_image, read_retrieval, read_text
 
 __all__ = ["TASKS", "Examples", "Splits", "Task", "as_is", "fetch", "task_folder"]
 

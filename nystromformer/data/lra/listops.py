@@ -9,8 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nystromformer.data.lra.examples import Examples, Sequences, Splits
-from nystromformer.data.lra.readers import check_count, described_folder, label_of, shown, table_rows
+from nystromformer.data.lra.examples import (
+    Examples,
+    Sequences,
+    Splits,
+    check_count,
+    described_folder,
+    label_of,
+    shown,
+    table_rows,
+)
 from nystromformer.data.parallel import Progress, in_order
 
 DIGIT_PROBABILITY = 0.75

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from nystromformer.data.hub import nearby
-from nystromformer.data.lra.examples import Examples, Sequences, Splits
+from nystromformer.data.lra.examples import Examples, Sequences, Splits, check_count, described_folder, pixels_of
 from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, Picture, random_picture
-from nystromformer.data.lra.readers import check_count, described_folder, pixels_of
 from nystromformer.data.parallel import Progress, in_order
 
 

@@ -1,24 +1,17 @@
 """The tasks of Long Range Arena that are read as others published them: Text, Retrieval and Image.
 
-Also what all readers of the arena share: tab-separated tables, pictures, and the description that generated data carry.
 Complaints name the file, the line and what to do.
 """
 
-import io
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nystromformer.data.hub import check_regular_file, nearby, parquet_files, parquet_rows
-from nystromformer.data.lra.examples import Examples, Sequences, Splits, hold_out
-from nystromformer.files import read_object, whole_folder
+from nystromformer.data.hub import nearby, parquet_files, parquet_rows
+from nystromformer.data.lra.examples import Examples, Sequences, Splits, hold_out, label_of, pixels_of, table_rows
 
-DESCRIPTION = "dataset.json"
-"""Says how a folder was generated and how many examples each part has."""
 TEXT_CLASSES = 2
 TEXT_DEV_SHARE = 0.1
 """IMDB has no development part. The release develops on the test part; we hold out a tenth of the training part."""
@@ -119,119 +112,3 @@ def checked_label(label: object, classes: int, where: str) -> int:
     if not isinstance(label, int) or not 0 <= label < classes:
         raise ValueError(f"{where}: label {label!r}; must be 0 to {classes - 1}: is this the right data set?")
     return label
-
-
-def table_rows(path: Path, columns: tuple[str, ...], header: bool) -> Iterator[tuple[int, list[bytes]]]:
-    """(line number, fields) of each row. With `header` the first line must hold the names of the columns."""
-    check_regular_file(path)
-    expected = f"{len(columns)} columns separated by tabs ({', '.join(columns)})"
-    with open(path, "rb") as file:
-        number = 0
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                raise ValueError(
-                    f"{path}, line {number}: the file ends in the middle of the line; it was cut short: copy it again, "
-                    f"or end the line if it is whole."
-                )
-            fields = line.rstrip(b"\r\n").split(b"\t")
-            if header and number == 1:
-                if [field.decode(errors="replace") for field in fields] != list(columns):
-                    raise ValueError(f"{path}, line 1: {shown(line)}; must name the {expected}.")
-                continue
-            if len(fields) != len(columns):
-                raise ValueError(
-                    f"{path}, line {number}: {len(fields)} columns; must be {expected}: fix or remove the line."
-                )
-            yield number, fields
-        if number <= header:
-            raise ValueError(f"{path}: no rows; the file was cut short: copy it again.")
-
-
-def label_of(field: bytes, classes: int, path: Path, number: int) -> int:
-    """A class written as an integer, or as LRA's `1.0`.
-
-    >>> label_of(b"1.0", 2, Path("a.tsv"), 1)
-    1
-    """
-    try:
-        label = float(field)
-    except ValueError:
-        label = -1.0
-    if label != int(label) or not 0 <= label < classes:
-        raise ValueError(
-            f"{path}, line {number}: label {shown(field)}; must be 0 to {classes - 1}: fix or remove the line."
-        )
-    return int(label)
-
-
-def shown(text: bytes, length: int = 40) -> str:
-    readable = text.decode(errors="replace").strip()
-    return repr(readable if len(readable) <= length else readable[:length] + "…")
-
-
-def pixels_of(source: Path | bytes, name: object, size: int) -> np.ndarray:
-    """The grey levels (size, size) of an image file or its bytes; colors by ITU-R 601 luma. `name` is for complaints.
-
-    >>> from PIL import Image
-    >>> file = io.BytesIO()
-    >>> Image.new("RGB", (2, 2), (255, 0, 0)).save(file, "PNG")
-    >>> pixels_of(file.getvalue(), "red", 2)
-    array([[76, 76],
-           [76, 76]], dtype=uint8)
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            pixels = np.asarray(image.convert("L"))
-    except OSError as error:
-        raise ValueError(f"{name}: not a whole picture ({error}); copy it again.") from error
-    if pixels.shape != (size, size):
-        raise ValueError(f"{name}: {pixels.shape[1]}×{pixels.shape[0]} pixels; must be {size}×{size}.")
-    return pixels
-
-
-@contextmanager
-def described_folder(out: Path, description: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write data into, which becomes `out` with its description when everything is written."""
-    with whole_folder(out) as folder:
-        yield folder
-        (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-
-
-def description_of(folder: Path) -> dict[str, Any] | None:
-    """What `described_folder` noted about a folder; None for one that was not generated here, such as LRA's own."""
-    path = folder / DESCRIPTION
-    if not path.exists():
-        return None
-    try:
-        description = {"options": {}, **read_object(path)}
-        for name in ("options", "examples"):
-            if not isinstance(description.get(name), dict):
-                raise ValueError(f"{path}: {name} must be a JSON object.")
-    except ValueError as error:
-        raise ValueError(f"{error} Generate the data again.") from error
-    return description
-
-
-def check_count(folder: Path, file: Path, part: str, found: int) -> None:
-    """Refuse a generated file that has lost some of its examples."""
-    description = description_of(folder)
-    expected = found if description is None else description["examples"].get(part, found)
-    if found != expected:
-        raise ValueError(
-            f"{file}: {found:,} examples, but {folder / DESCRIPTION} promises {expected:,}; the file was cut short: "
-            f"copy it again or generate the data again."
-        )
-
-
-def check_options(folder: Path, options: dict[str, Any]) -> None:
-    """Refuse a folder that was generated with other options."""
-    description = description_of(folder) or {"options": {}}
-    for name, value in options.items():
-        made = description["options"].get(name)
-        if made != value:
-            raise ValueError(
-                f"{folder} was made with {name}={made}, but {value} is wanted: remove it, or give the folder with "
-                f"--data if it is meant."
-            )
