@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from nystromformer.integrations.adapters import note_attentions, remember_in_adapters, warn_of_other_attention
 from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
 from nystromformer.integrations.hf_masks import REMEDY
-from nystromformer.integrations.hf_modules import interface_modules, own_attention_classes
+from nystromformer.integrations.hf_modules import has_attention, interface_modules, own_attention_classes
 from nystromformer.integrations.layer_attentions import assign_layers
 from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
 from nystromformer.models.flattened import restarts
@@ -151,9 +151,20 @@ def ours_in(config: PreTrainedConfig) -> str | dict | None:
 
 
 def refuse(model: PreTrainedModel) -> None:
+    """Say why the attention of a model can't be replaced."""
+    name, asked = type(model).__name__, model.config._attn_implementation
+    if not has_attention(model):
+        raise ValueError(
+            f"{name} has no attention to replace: it mixes tokens in another way. Leave it as it is, or give an "
+            f"encoder that has attention, such as BERT."
+        )
+    effect = (
+        f", so attn_implementation={asked!r} would change nothing: {REMEDY}"
+        if asked in FUNCTIONS
+        else (": its attention is code of its own, which can't be replaced; give another model")
+    )
     raise ValueError(
-        f"{type(model).__name__} never calls Transformers' attention interface, so attn_implementation="
-        f"{model.config._attn_implementation!r} would change nothing: {REMEDY}. Models that have it say "
+        f"{name} never calls Transformers' attention interface{effect}. Models that have it say "
         f"`ALL_ATTENTION_FUNCTIONS` in their code: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, ViT and many more."
     )
 

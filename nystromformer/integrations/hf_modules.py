@@ -94,6 +94,12 @@ def own_attention_classes(model: nn.Module) -> list[str]:
     return list(found)
 
 
+def has_attention(model: nn.Module) -> bool:
+    """Whether anything in a model is attention, by its name or by what it calls. FNet, for one, has none."""
+    called = any("attention" in type(module).__name__.lower() for module in model.modules())
+    return called or next(interface_modules(model), None) is not None
+
+
 def is_causal_module(module: nn.Module) -> bool | None:
     """Whether an attention module is causal; None where it does not say. What users set in the configuration, as for
     decoders that they use as encoders, goes before what a class says of itself."""

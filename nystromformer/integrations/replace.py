@@ -20,6 +20,7 @@ from nystromformer.integrations.adapters import remember_in_adapters
 from nystromformer.integrations.hf_modules import (
     calls_function,
     calls_interface,
+    has_attention,
     interface_modules,
     is_causal_module,
     is_cross_attention,
@@ -97,8 +98,9 @@ def attentions_of(module: nn.Module) -> dict[str, nn.Module]:
 
 def _selected(found: dict[str, nn.Module], layers: Layers | None, module: nn.Module) -> list[str]:
     if not found:
+        other = "" if has_attention(module) else " Nothing in it is called attention: it may mix tokens in another way."
         raise ValueError(
-            f"{type(module).__name__} has no attention to replace. Looked for modules that call Transformers' "
+            f"{type(module).__name__} has no attention to replace.{other} Looked for modules that call Transformers' "
             f"attention interface (ALL_ATTENTION_FUNCTIONS), nn.MultiheadAttention, and modules whose forward calls "
             f"functional.{SDPA}. Attention that is written out as a softmax can't be found: make it call "
             f"{SDPA}. Our own models take config.attention."

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from nystromformer.attention import SkipConvolution
 from nystromformer.checks import check_choice
 from nystromformer.integrations.attention_interface import FUNCTIONS, exact_attention
-from nystromformer.integrations.hf_modules import calls_interface, interface_modules
+from nystromformer.integrations.hf_modules import calls_interface, has_attention, interface_modules
 from nystromformer.integrations.layer_attentions import is_exact_layer
 from nystromformer.integrations.offered import replacement_of
 from nystromformer.integrations.probe import swap_attention
@@ -154,6 +154,11 @@ def matched_attentions(teacher: nn.Module, student: nn.Module) -> list[tuple[nn.
             "the teacher has attention of linear cost already: give the model with exact attention that it came from."
         )
     pairs = [(a, b) for a, b in zip(theirs.values(), ours.values(), strict=True) if is_linear(b)]
+    if not theirs and not has_attention(teacher):
+        raise ValueError(
+            f"{type(teacher).__name__} has no attention to replace: it mixes tokens in another way, and nothing can be "
+            f"distilled."
+        )
     if not pairs:
         raise ValueError(
             "no attention of the student has linear cost: call nystromformer.replace_attention(student, "

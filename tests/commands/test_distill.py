@@ -8,7 +8,17 @@ import torch
 from corpora import VOCABULARY, texts, write_json_lines, write_vocabulary
 from safetensors.torch import load_file
 from training_runs import Killed
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizer, GPT2Config, GPT2Model
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    FNetConfig,
+    FNetModel,
+    GPT2Config,
+    GPT2Model,
+)
 
 from nystromformer.cli import main
 from nystromformer.files import damage_of
@@ -218,6 +228,7 @@ def test_teachers_that_are_linear_or_out_of_reach_are_refused(command, shared, t
         "exact": NystromformerModel(NystromformerConfig(**sizes, vocab_size=len(VOCABULARY), attention="standard")),
         "gpt": GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=len(VOCABULARY), pad_token_id=0)),
     }
+    made["fnet"] = FNetModel(FNetConfig(hidden_size=16, num_hidden_layers=1, vocab_size=len(VOCABULARY)))
     for name, model in made.items():
         model.save_pretrained(tmp_path / name)
         AutoTokenizer.from_pretrained(shared / "bert").save_pretrained(tmp_path / name)
@@ -226,7 +237,8 @@ def test_teachers_that_are_linear_or_out_of_reach_are_refused(command, shared, t
         "own": "linear attention already (nystrom",
         "distilled/model": "linear attention already (nystrom-8)",
         "exact": "nystromformer convert",
-        "gpt": "never calls",
+        "gpt": "GPT2Model has causal attention only",
+        "fnet": "FNetModel has no attention to replace: it mixes tokens in another way",
     }.items():
         assert told in refusal(capsys, command(model=tmp_path / name))
         assert not (tmp_path / "run").exists()

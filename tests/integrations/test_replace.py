@@ -13,6 +13,8 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertModel,
+    FNetConfig,
+    FNetModel,
     PegasusConfig,
     PegasusForConditionalGeneration,
     WhisperConfig,
@@ -418,11 +420,22 @@ def test_one_layer_of_an_encoder_that_makes_nested_tensors():
         assert model(x, src_key_padding_mask=padding()).shape == (2, 100, 32)
 
 
-@pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.LSTM(2, 2), NystromformerModel(NystromformerConfig(**SIZES))])
-def test_nothing_to_replace_is_an_error_that_says_what_was_looked_for(module):
-    with pytest.raises(
-        ValueError, match="has no attention to replace. Looked for.*MultiheadAttention.*config.attention"
-    ):
+OTHERWISE = " Nothing in it is called attention: it may mix tokens in another way."
+
+
+@pytest.mark.parametrize(
+    "module, other",
+    [
+        (nn.Linear(2, 2), OTHERWISE),
+        (nn.LSTM(2, 2), OTHERWISE),
+        (FNetModel(FNetConfig(hidden_size=16, num_hidden_layers=1, vocab_size=50)), OTHERWISE),
+        (NystromformerModel(NystromformerConfig(**SIZES)), ""),
+    ],
+    ids=["linear", "lstm", "fnet", "own"],
+)
+def test_nothing_to_replace_is_an_error_that_says_what_was_looked_for(module, other):
+    told = f"has no attention to replace.{other} Looked for.*MultiheadAttention.*config.attention"
+    with pytest.raises(ValueError, match=told):
         replace_attention(module, "nystrom")
 
 

@@ -110,6 +110,9 @@ def test_what_cannot_be_distilled_is_refused(teacher, student):
         distill(teacher, copy.deepcopy(teacher), batches())
     with pytest.raises(ValueError, match="must be a copy"):
         distill(teacher, nn.Linear(2, 2), batches())
+    mixer = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="Sequential has no attention to replace: it mixes tokens in another way"):
+        distill(mixer, copy.deepcopy(mixer), [torch.zeros(1, 2)])
     with pytest.raises(ValueError, match="0 batches"):
         distill(teacher, student, [])
     with pytest.raises(ValueError, match="stages='layer'"):
