@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nystromformer.attention.native import moments, runs_native
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, HeavyKeys, TokenBlocks, ranked
 from nystromformer.attention.partial_softmax import (
     BLOCKS_AT_ONCE,
@@ -34,6 +35,7 @@ def choose_blocks(
     """The `number` far blocks with the most weight, to the second order, for each block of queries.
 
     `query` and `key` are (g·s, c, d), zeros where there is no token; there must be at least as many blocks as `number`.
+    For machine code the last block need not be full.
     """
     wide, g = heavy.column_sums.dtype, blocks.number
     counts = blocks.for_heads(blocks.present).unflatten(1, (g, blocks.size)).sum(2)  # (c g)
@@ -63,6 +65,8 @@ def choose_blocks(
 
 def _moments(x: Tensor, blocks: TokenBlocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Sums and sums of squares over each block of `x` (g·s, c, d): (c, g, d)."""
+    if runs_native(x):
+        return moments(x, blocks.size)
     x = x.unflatten(0, (blocks.number, blocks.size))
     # Squares in memory are of the size of the input, and take a tenth of the time of a norm along this axis.
     return x.sum(1, dtype=dtype).transpose(0, 1), x.to(dtype).square().sum(1).transpose(0, 1)

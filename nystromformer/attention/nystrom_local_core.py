@@ -156,8 +156,7 @@ class Fields:
         blocks = token_blocks(query, mask, s, least=max(options.num_heavy, s * options.chosen_blocks))
         query, key, value = pad_head_dims(query, key, value)
         in_place = sees_in_place(blocks, query, key, value)
-        # Windows need margins, and moments of blocks whole ones.
-        margin, fill = (0, options.chosen_blocks > 0) if in_place else (s, True)
+        margin, fill = (0, False) if in_place else (s, True)
         query = blocks.arrange(query, fill=fill)  # (l c d)
         near_key, near_value = blocks.arrange(key, margin, fill), blocks.arrange(value, margin, fill)
         key, value = (x[margin : x.shape[0] - margin] for x in (near_key, near_value))

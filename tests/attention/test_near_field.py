@@ -5,7 +5,7 @@ import torch
 from drawn import draw
 
 from nystromformer.attention import native
-from nystromformer.attention.native import column_sums, library
+from nystromformer.attention.native import column_sums, library, moments
 from nystromformer.attention.near_field import SeenInParts, SeenInPlace, sees_in_place
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, token_blocks
 
@@ -145,6 +145,17 @@ def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, w
     found = column_sums(query, logits.logsumexp(2), key, SCALE, keys + 3)
     torch.testing.assert_close(found[:, :keys], torch.softmax(logits, 2).sum(1), rtol=1e-12, atol=1e-14)
     assert torch.equal(found[:, keys:], torch.zeros(HEADS, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("length, block, width", [(40, 8, 5), (301, 32, 64), (3, 7, 1)])
+def test_moments_are_those_of_the_blocks(instructions, length, block, width):
+    if library.instructions().startswith("none"):
+        pytest.skip("an operation of machine code")
+    tokens = draw(length, HEADS, width)
+    parts = tokens.split(block)
+    for found, power in zip(moments(tokens, block), (1, 2), strict=True):
+        expected = torch.stack([part.pow(power).sum(0) for part in parts], dim=1)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_wrong_number_stays_with_the_blocks_that_see_it(instructions):

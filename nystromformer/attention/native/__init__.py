@@ -10,13 +10,14 @@ from nystromformer.attention.native.functions import (
     whole_attention,
 )
 from nystromformer.attention.native.library import instructions, runs_native, without_native
-from nystromformer.attention.native.local_functions import column_sums, local_attention, near_attention
+from nystromformer.attention.native.local_functions import column_sums, local_attention, moments, near_attention
 
 __all__ = [
     "MOST_COLUMNS",
     "column_sums",
     "instructions",
     "local_attention",
+    "moments",
     "near_attention",
     "pinv",
     "pinv_gradient",

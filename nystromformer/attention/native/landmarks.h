@@ -67,3 +67,34 @@ ENTRY(means_backward)(const int64_t *args, double unused) {
     (void)unused;
     return nystrom_for_each_item(means_backward_item, &t, t.G * t.C * t.parts, t.d * sizeof(REAL), t.threads);
 }
+
+/* Sums and sums of squares over blocks of equal size, of which the last may have fewer tokens. */
+typedef struct {
+    int64_t threads, l, C, s, d, blocks, parts;
+    view tokens, sums, squares; /* (l, c, d), and (c, blocks, d) twice */
+} moments_task;
+
+static void moments_item(const void *task, int64_t item, void *scratch) {
+    const moments_task *t = task;
+    const int64_t c = item / t->parts, begin = item % t->parts * SEGMENTS;
+    (void)scratch;
+    for (int64_t g = begin; g < smaller(begin + SEGMENTS, t->blocks); g++) {
+        REAL *restrict sum = at(t->sums, 0, c, g), *restrict square = at(t->squares, 0, c, g);
+        memset(sum, 0, t->d * sizeof(REAL));
+        memset(square, 0, t->d * sizeof(REAL));
+        for (int64_t r = g * t->s; r < smaller((g + 1) * t->s, t->l); r++) {
+            const REAL *row = at(t->tokens, 0, c, r);
+            for (int64_t k = 0; k < t->d; k++) sum[k] += row[k], square[k] += row[k] * row[k];
+        }
+    }
+}
+
+ENTRY(moments)(const int64_t *args, double unused) {
+    moments_task t;
+    (void)unused;
+    t.threads = take(&args);
+    t.l = take(&args), t.C = take(&args), t.s = take(&args), t.d = take(&args);
+    t.tokens = take_view(&args), t.sums = take_view(&args), t.squares = take_view(&args);
+    t.blocks = parts_of(t.l, t.s), t.parts = parts_of(t.blocks, SEGMENTS);
+    return nystrom_for_each_item(moments_item, &t, t.C * t.parts, 0, t.threads);
+}

@@ -88,6 +88,12 @@ INLINE void prefetch_block(const local_task *t, int64_t c, int64_t block) {
     prefetch(at(t->value, 0, c, first), t->value.r, rows, t->e, 0);
 }
 
+/* What block g + 1 sees and block g does not. */
+INLINE void prefetch_next(const local_task *t, int64_t c, int64_t g) {
+    prefetch_block(t, c, g + 2);
+    for (int64_t i = 3; i < 3 + t->chosen && g + 1 < t->blocks; i++) prefetch_block(t, c, seen_block(t, c, g + 1, i));
+}
+
 /* Logits of `keys` keys in S to weights relative to each column's maximum, in place. */
 static void softmax_seen(REAL *S, int64_t keys, int64_t np, const REAL *bias, REAL scale, REAL *maxima, REAL *sums) {
     for (int64_t j = 0; j < np; j += COLUMNS) {
@@ -121,7 +127,7 @@ static void local_forward_item(const void *task, int64_t item, void *scratch) {
     for (int64_t g = begin; g < end; g++) {
         const int64_t rows = rows_of_block(t, g), np = up_to_multiple(rows, COLUMNS), first = g * t->s;
         pack_seen(t, c, g, &x);
-        prefetch_block(t, c, g + 2);
+        prefetch_next(t, c, g);
         pack_transposed(QT, at(t->query, 0, c, first), t->query.r, rows, t->d);
         prefetch(at(t->query, 0, c, first + rows), t->query.r, rows_of_block(t, g + 1 < t->blocks ? g + 1 : -1), t->d, 0);
         prefetch(at(t->out, 0, c, first), t->out.r, rows, t->e, 1);
@@ -180,7 +186,7 @@ static void local_backward_item(const void *task, int64_t c, void *scratch) {
     for (int64_t g = 0; g < t->blocks; g++) {
         const int64_t n = rows_of_block(t, g), np = up_to_multiple(n, COLUMNS), first = g * t->s;
         pack_seen(t, c, g, &x);
-        prefetch_block(t, c, g + 2);
+        prefetch_next(t, c, g);
         pack_transposed(QT, at(t->query, 0, c, first), t->query.r, n, t->d);
         pack_panels(Q, at(t->query, 0, c, first), t->query.r, n, t->d);
         pack_transposed(GT, at(t->grad, 0, c, first), t->grad.r, n, t->e);

@@ -16,6 +16,11 @@ def column_sums(query: Tensor, lse: Tensor, key: Tensor, scale: float, places: i
     return ops.column_sums(query, lse, key, scale, places)
 
 
+def moments(tokens: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Sums and sums of squares (c, blocks, d) over the blocks of `tokens` (l, c, d), without gradients."""
+    return ops.moments(tokens, block)
+
+
 def near_attention(
     query: Tensor,
     places: Tensor,

@@ -40,6 +40,21 @@ def column_sums(query: Tensor, lse: Tensor, key: Tensor, scale: float, places: i
     return sums
 
 
+def moments(tokens: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Sums and sums of squares (c, blocks, d) over the blocks of `tokens` (l, c, d)."""
+    tokens = in_rows(tokens)
+    sums, squares = _moments_shapes(tokens, block)
+    sizes = (*tokens.shape[:2], block, tokens.shape[2])
+    call("moments", tokens.dtype, 0.0, *sizes, *_sequence(tokens), *_rows(sums), *_rows(squares))
+    return sums, squares
+
+
+def _moments_shapes(tokens: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    length, heads, width = tokens.shape
+    shape = (heads, (length + block - 1) // block, width)
+    return tokens.new_empty(shape), tokens.new_empty(shape)
+
+
 def _keys(
     key: Tensor, value: Tensor, bias: Tensor, chosen: Tensor | None, block: int
 ) -> tuple[list[Tensor], tuple[int, ...], tuple[int, ...]]:
@@ -207,6 +222,7 @@ register(
     column_sums,
     lambda query, lse, key, scale, places: lse.new_empty(lse.shape[0], places),
 )
+register("moments(Tensor tokens, int block) -> (Tensor, Tensor)", moments, _moments_shapes)
 register(f"near(Tensor query, Tensor places, {_KEYS}, {_BOTH}) -> (Tensor, Tensor)", near, _near_shapes)
 register(
     f"near_backward(Tensor grad, Tensor? grad_lse, Tensor query, Tensor places, {_KEYS}, Tensor out, Tensor lse, "
