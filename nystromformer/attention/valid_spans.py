@@ -5,7 +5,7 @@ queries, keys and values. Where each example's valid tokens stand together, as p
 reading the mask does not wait for a device, both can be avoided.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -50,6 +50,9 @@ def attend_to_spans(attend: Callable[..., Sequence[Tensor]], spans: list[tuple[i
         return attend(*([x] for x in tensors))[0]
     sizes = list(chain.from_iterable((first, after - first, length - after) for first, after in spans))
     examples = [[as_batch(rows) for rows in _rows(x).split(sizes)[1::3] if len(rows)] for x in tensors]
+    if not torch.is_grad_enabled():
+        # One after the other: memory of a result that is in its place already serves the next one.
+        return _placed((attend(*([x] for x in each))[0] for each in zip(*examples, strict=True)), spans, tensors[-1])
     outs = iter(attend(*examples) if examples[0] else ())
     nothing = tensors[-1].new_zeros(0, *tensors[-1].shape[1::2])
     pieces = []
@@ -57,6 +60,18 @@ def attend_to_spans(attend: Callable[..., Sequence[Tensor]], spans: list[tuple[i
         out = as_rows(next(outs)) if first < after else nothing  # (l h e)
         pieces += [out.new_zeros(first, *out.shape[1:]), out, out.new_zeros(length - after, *out.shape[1:])]
     return torch.cat(pieces).unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _placed(outs: Iterator[Tensor], spans: list[tuple[int, int]], like: Tensor) -> Tensor:
+    """Each of `outs` in its span, zeros around it, written once each; as `like` (b, h, n, e)."""
+    batch, heads, length, width = like.shape
+    result = like.new_empty(batch, length, heads, width)
+    for rows, (first, after) in zip(result, spans, strict=True):
+        rows[:first].zero_()
+        rows[after:].zero_()
+        if first < after:
+            rows[first:after] = as_rows(next(outs))
+    return result.transpose(1, 2)
 
 
 def as_batch(rows: Tensor) -> Tensor:
