@@ -12,9 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from result_runs import copy_records, data_folder, runs_in, weights_folder
+from result_runs import copy_records, data_folder, run_each, runs_in, weights_folder
 
-from nystromformer.cli import main
 from nystromformer.files import write_text
 from nystromformer.records import read_records
 from nystromformer.report.figures import draw_distillation
@@ -56,14 +55,11 @@ def run_all() -> int:
     data = data_folder("wikipedia/ and imdb/")
     common = ["--model", str(weights_folder(options.work)), "--corpus", str(data / "wikipedia"), "--preset", "mini"]
     trial = [] if options.steps is None else ["--steps", str(options.steps)]
-    for name in options.only or RUNS:
-        judge = ["--judge", str(data / "imdb")] if name in WITH_REVIEWS else []
-        out = ["--out", str(options.work / name), "--resume"]
-        if code := main(["distill", *common, *judge, *RUNS[name], *trial, *out]):
-            return code
-        publish(options.work, options.out)
-    print((options.out / "table.md").read_text(encoding="utf-8"))
-    return 0
+    reviews = {name: ["--judge", str(data / "imdb")] for name in WITH_REVIEWS}
+    commands = {
+        name: ["distill", *common, *reviews.get(name, []), *RUNS[name], *trial] for name in options.only or RUNS
+    }
+    return run_each(commands, publish, options.work, options.out)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from result_runs import copy_records, data_folder, runs_in, weights_folder
+from result_runs import copy_records, data_folder, run_each, runs_in, weights_folder
 
-from nystromformer.cli import main
 from nystromformer.files import write_text
 from nystromformer.records import read_records
 from nystromformer.report.table import tables_markdown
@@ -51,13 +50,8 @@ def run_all() -> int:
     options = parser.parse_args()
     data = data_folder("glue/ and imdb/")
     common = ["--model", str(weights_folder(options.work)), "--data", str(data)]
-    for name in options.only or RUNS:
-        out = ["--out", str(options.work / name), "--no-predict", "--resume"]
-        if code := main(["finetune", *RUNS[name], *common, *out]):
-            return code
-        publish(options.work, options.out)
-    print((options.out / "table.md").read_text(encoding="utf-8"))
-    return 0
+    commands = {name: ["finetune", *RUNS[name], *common, "--no-predict"] for name in options.only or RUNS}
+    return run_each(commands, publish, options.work, options.out)
 
 
 if __name__ == "__main__":

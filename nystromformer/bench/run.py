@@ -91,10 +91,7 @@ def run_bench(options: BenchOptions, recorder: Recorder, step: Callable[[str], N
             recorder.record(
                 "time",
                 times.median,
-                unit="s",
-                minimum=times.minimum,
-                maximum=max(times.seconds),
-                repeats=len(times.seconds),
+                **times.spread,
                 **(options.case(name, length).details if name != "gemm" else {"attention": "gemm", "length": length}),
                 **({"flops": 2 * GEMM_SIZE**3} if name == "gemm" else {}),
             )

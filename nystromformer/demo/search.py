@@ -147,10 +147,7 @@ def read_long_document(
         recorder.record(
             "document",
             measured.median,
-            unit="s",
-            minimum=measured.minimum,
-            maximum=max(measured.seconds),
-            repeats=len(measured.seconds),
+            **measured.spread,
             attention=name,
             tokens=tokens,
             cosine=torch.cosine_similarity(found["standard"], found[name]).item(),
