@@ -16,9 +16,9 @@ from torch.nn import functional
 from nystromformer.attention.native import moments, runs_native
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, HeavyKeys, TokenBlocks, ranked
 from nystromformer.attention.partial_softmax import (
-    BLOCKS_AT_ONCE,
     MASKED,
     attention_with_lse,
+    few_at_once,
     part_backward,
     part_forward,
     row_contiguous,
@@ -113,7 +113,7 @@ class _GatheredPart(Function):
         attend = part_forward if torch.compiler.is_compiling() else attention_with_lse  # on machine code of our own
         parts = [
             attend(query[some], _gather(key, rows[some]), _gather(value, rows[some]), bias[some], scale)
-            for some in _pieces(query.shape[0])
+            for some in few_at_once(query.shape[0])
         ]
         if len(parts) == 1:
             return parts[0]
@@ -132,7 +132,7 @@ class _GatheredPart(Function):
         flat_key, flat_value = (x.reshape(-1, x.shape[2]) for x in (key, value))
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.zeros_like(x, dtype=logsumexp.dtype) for x in (flat_key, flat_value))
-        for some in _pieces(query.shape[0]):
+        for some in few_at_once(query.shape[0]):
             k, v = _gather(flat_key, rows[some]), _gather(flat_value, rows[some])
             grad_query[some], *others = part_backward(
                 grad[some], grad_logsumexp[some], query[some], k, v, bias[some], out[some], logsumexp[some], ctx.scale
@@ -145,12 +145,6 @@ class _GatheredPart(Function):
             grad_value.view(value.shape).to(value.dtype),
             *(None,) * 3,
         )
-
-
-def _pieces(number: int) -> list[slice]:
-    if torch.compiler.is_compiling():  # whose graph has no loop of a length that depends on the input's
-        return [slice(0, number)]
-    return [slice(first, first + BLOCKS_AT_ONCE) for first in range(0, number, BLOCKS_AT_ONCE)]
 
 
 def _gather(x: Tensor, rows: Tensor) -> Tensor:

@@ -142,7 +142,18 @@ def _plain_backward(
 
 
 BLOCKS_AT_ONCE = 16
-"""In the backward: enough for all cores, few enough that what they need stays in a cache."""
+"""Enough for all cores, few enough that what they need stays in a cache."""
+
+
+def few_at_once(number: int) -> list[slice]:
+    """So many blocks, `BLOCKS_AT_ONCE` at a time.
+
+    >>> few_at_once(20)
+    [slice(0, 16, None), slice(16, 32, None)]
+    """
+    if torch.compiler.is_compiling():  # whose graph has no loop of a length that depends on the input's
+        return [slice(0, number)]
+    return [slice(first, first + BLOCKS_AT_ONCE) for first in range(0, number, BLOCKS_AT_ONCE)]
 
 
 def shared_part(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -191,11 +202,7 @@ class _BlockwisePart(Function):
         of_blocks = (grad, grad_logsumexp, query, *seen, bias, out, logsumexp)
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.zeros_like(x, dtype=logsumexp.dtype) for x in (key, value))
-        if torch.compiler.is_compiling():  # whose graph has no loop of a length that depends on the input's
-            pieces = [slice(0, number)]
-        else:
-            pieces = [slice(first, first + BLOCKS_AT_ONCE) for first in range(0, number, BLOCKS_AT_ONCE)]
-        for some in pieces:
+        for some in few_at_once(number):
             g, g_lse, q, k, v, b, o, lse = (x[some] for x in of_blocks)
             grad_query[some], *others = part_backward(g, g_lse, q, k, v, b, o, lse, ctx.scale)
             for total, part in zip((grad_key, grad_value), others, strict=True):
