@@ -25,8 +25,8 @@ from nystromformer.bench.memory import measure_memory
 from nystromformer.bench.run import GEMM_SIZE
 from nystromformer.files import write_text
 from nystromformer.records import Recorder, command, new_job_folder
+from nystromformer.report.efficiency import nystrom_flops
 from nystromformer.report.table import Table
-from nystromformer.report.tables import nystrom_flops
 
 OURS, LOCAL, EXACT = "nystrom-64", "nystrom-local", "standard"
 PEERS = ("transformers", "nystrom-attention")

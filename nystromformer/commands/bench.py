@@ -39,9 +39,9 @@ def bench(
     from nystromformer.files import write_text
     from nystromformer.progress import steps_bar
     from nystromformer.records import Recorder, new_job_folder, read_records, write_config
+    from nystromformer.report.efficiency import efficiency_tables, measured
     from nystromformer.report.figures import draw_efficiency
     from nystromformer.report.table import print_tables, tables_markdown
-    from nystromformer.report.tables import efficiency_tables, measured
 
     with user_input():
         names = default_attentions() if attention == "all" else list(parse_names("--attention", attention))

@@ -5,12 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nystromformer.paper import PEERS
-from nystromformer.report.sections import DEMO, Headline, Part, Section, provenance, run_pictures
-from nystromformer.report.table import Code, Table, Text, is_ours
-from nystromformer.report.tables import (
+from nystromformer.report.efficiency import (
     MAIN,
-    MISSING,
-    PICTURE,
     TIME_BASELINE,
     Entries,
     Entry,
@@ -20,6 +16,9 @@ from nystromformer.report.tables import (
     ratio,
     rounded,
 )
+from nystromformer.report.sections import DEMO, Headline, Part, Section, provenance, run_pictures
+from nystromformer.report.table import MISSING, Code, Table, Text, is_ours
+from nystromformer.report.tables import PICTURE
 
 Record = dict[str, Any]
 SHORT = "In short"

@@ -23,19 +23,18 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, PercentFo
 from nystromformer.files import write_bytes
 from nystromformer.paper import LRA, paper_row
 from nystromformer.records import RESULTS
-from nystromformer.report.table import exact_first, is_ours, printable, with_published
-from nystromformer.report.tables import (
+from nystromformer.report.efficiency import (
     LIMIT,
     MAIN,
     TIME_BASELINE,
     Entries,
     Entry,
     crossing,
-    last_part,
-    lra_method,
     measured_lengths,
     rounded,
 )
+from nystromformer.report.table import exact_first, is_ours, printable, with_published
+from nystromformer.report.tables import last_part, lra_method
 
 INK = "#1b2027"
 STYLE: dict[Any, Any] = {

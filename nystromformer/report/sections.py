@@ -11,6 +11,16 @@ from typing import Any
 
 from nystromformer.paper import DENSE, PEERS
 from nystromformer.records import results
+from nystromformer.report.efficiency import (
+    MAIN,
+    TIME_BASELINE,
+    Entries,
+    Entry,
+    efficiency_tables,
+    measured,
+    measured_lengths,
+    ratio,
+)
 from nystromformer.report.figures import (
     PRETRAINING_ACCURACIES,
     Drawing,
@@ -22,24 +32,16 @@ from nystromformer.report.figures import (
 from nystromformer.report.table import Code, Table, Text, is_ours
 from nystromformer.report.tables import (
     ATTENTION_ERROR,
-    MAIN,
     MAPS,
     PICTURE,
-    TIME_BASELINE,
-    Entries,
-    Entry,
     attention_error_table,
     best_results,
     distillation_tables,
-    efficiency_tables,
     finetune_tables,
     last_part,
     lra_method,
     lra_tables,
-    measured,
-    measured_lengths,
     pretraining_tables,
-    ratio,
 )
 
 Record = dict[str, Any]

@@ -6,8 +6,8 @@ import pytest
 from report_runs import write_pretraining as write_run
 
 from nystromformer.records import Recorder, read_records
+from nystromformer.report.efficiency import Entry
 from nystromformer.report.figures import Drawing, draw_dev_accuracy, draw_efficiency, draw_pretraining, pretraining_runs
-from nystromformer.report.tables import Entry
 
 SVG = "{http://www.w3.org/2000/svg}"
 
