@@ -23,7 +23,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, page.name, "exec"), session)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_the_notebook_of_the_first_minutes_runs(tmp_path):
     """In a kernel of its own, as readers run it; the copy in the repository has no outputs that could grow old."""
     notebook = nbformat.read(ROOT / "examples" / "first_minutes.ipynb", as_version=4)

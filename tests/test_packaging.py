@@ -233,7 +233,7 @@ def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built):
     sdist, wheel = built
     assert sdist.name.startswith(installed_name().replace("-", "_"))

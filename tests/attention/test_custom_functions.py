@@ -89,7 +89,7 @@ CASES = {
     ),
     "pseudoinverse": Case({"_IterativePinv"}, lambda A: iterative_pinv(torch.softmax(A, -1), 3), (draw(2, 3, 5, 5),)),
     "convolution": Case(
-        {"_SkipConvolution"}, skip_convolution, (draw(2, 3, 40, 4), draw(3, 5, seed=1))
+        {"_SkipConvolution"}, skip_convolution, (draw(2, 3, 14, 4), draw(3, 5, seed=1))
     ),
 }  # fmt: skip
 

@@ -49,11 +49,17 @@ def test_memory_is_what_the_docstring_says(fused, masked, monkeypatch):
     assert backward.elements <= (tokens if fused else weights)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-def test_compiles_as_one_graph_for_all_lengths_forward_and_backward(masked):
+@pytest.mark.slow(seconds=10)
+@pytest.mark.parametrize(
+    "masked, backend",
+    [(False, "aot_eager"), (True, "aot_eager_decomp_partition")],
+    ids=["unmasked", "masked and taken apart"],
+)
+def test_compiles_as_one_graph_for_all_lengths_forward_and_backward(masked, backend):
+    """The second with its operations taken apart as for the default backend; that this writes code for them is tried
+    with `nystrom`."""
     torch._dynamo.reset()
-    compiled = torch.compile(nystrom_local_attention, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(nystrom_local_attention, fullgraph=True, backend=backend)
     for n in (150, 313):
         mask = holes(2, n) if masked else None
         results = []
@@ -69,22 +75,12 @@ def test_compiles_as_one_graph_for_all_lengths_forward_and_backward(masked):
             torch.testing.assert_close(graph, eager, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.slow
-def test_compiles_with_what_the_default_backend_makes_of_it():
-    """Its operations taken apart as for the default backend; that this writes code for them is tried with `nystrom`."""
-    torch._dynamo.reset()
-    inputs, mask = tensors(), holes(2, 150)
-    expected = nystrom_local_attention(*inputs, mask, **SIZES)
-    compiled = torch.compile(nystrom_local_attention, fullgraph=True, backend="aot_eager_decomp_partition")
-    torch.testing.assert_close(compiled(*inputs, mask, **SIZES), expected, rtol=1e-4, atol=1e-5)
-
-
 class Operation(nn.Module):
     def forward(self, query, key, value, mask):
         return nystrom_local_attention(query, key, value, mask, **SIZES)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_exports_with_dynamic_batch_and_length(masked):
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=100_000)

@@ -73,6 +73,7 @@ def test_nothing_of_n_by_m_elements_is_made():
     assert largest.elements < sum(lengths) * 2 * m
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph_that_pads_to_the_longest_sequence():
     run = torch.compile(
         lambda *x: nystrom_local_attention_varlen(*x, max_seqlen=60, **SIZES), fullgraph=True, backend="eager"

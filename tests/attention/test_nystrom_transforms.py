@@ -15,7 +15,7 @@ def some_mask(b, n):
     return torch.arange(n)[None] < torch.arange(n - b + 1, n + 1)[:, None] - 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=7)
 @pytest.mark.parametrize("landmarks, masked", [("segment_means", False), ("segment_means", True), ("kmeans", True)])
 def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
     torch._dynamo.reset()
@@ -36,7 +36,7 @@ def test_compiles_as_one_graph_forward_and_backward(landmarks, masked):
             torch.testing.assert_close(graph, eager, rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=25)
 def test_compiles_with_the_default_backend():
     torch._dynamo.reset()
     layer = NystromAttention(32, num_heads=2, num_landmarks=16)
@@ -50,6 +50,7 @@ class Operation(nn.Module):
         return nystrom_attention(query, key, value, mask, num_landmarks=16, conv_weight=kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_exports_with_dynamic_batch_and_length(masked):
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=100_000)
@@ -62,6 +63,7 @@ def test_exports_with_dynamic_batch_and_length(masked):
         torch.testing.assert_close(program.module()(*inputs), Operation()(*inputs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_exports_cross_attention():
     def shaped(n, s):
         return tensors(n=n)[0], *tensors(n=s)[1:]

@@ -193,6 +193,7 @@ def test_elsewhere_launches_do_not_grow_with_the_sequences_and_nothing_waits():
     assert counts[0] == counts[1] == counts[2] < 370
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph_for_a_fixed_number_of_sequences():
     compiles = []
 

@@ -132,6 +132,7 @@ def test_models_that_have_no_such_attention_are_refused(folder, text, model, mes
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_weights_are_kept_for_the_report(folder, text, tmp_path):
     arguments = ["--model", str(folder), "--text", str(text), "--landmarks", "4", "--layer", "1", "--max-length", "30"]
     assert main(["attention-map", *arguments, "--out", str(tmp_path)]) == 0

@@ -142,6 +142,7 @@ def test_a_killed_run_resumes_to_the_same_weights(step, command, tmp_path, monke
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
 def test_a_budget_chooses_layers_and_a_saved_model_keeps_them(command, tmp_path, monkeypatch):
     def measured(teacher, batches, names, *_):
         assert names == ["standard", "nystrom-8", "nystrom-local-8"]
@@ -162,6 +163,7 @@ def test_a_budget_chooses_layers_and_a_saved_model_keeps_them(command, tmp_path,
     ]
 
 
+@pytest.mark.slow
 def test_a_distilled_model_is_fine_tuned_with_the_attentions_it_has(command, tmp_path):
     assert main(command("--stages", "layers", "--steps", "1", "--layers", "1")) == 0
     source = Source(name=str(tmp_path / "run" / "model"))
@@ -176,6 +178,7 @@ def test_a_distilled_model_is_fine_tuned_with_the_attentions_it_has(command, tmp
     assert exact.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention, kept", [("nystrom-local-8", 2), ("nystrom-8", None)])
 def test_chosen_blocks_are_saved_where_an_attention_has_them(attention, kept, command, tmp_path):
     more = ("--attention", attention, "--chosen-blocks", "2", "--stages", "layers", "--steps", "1")
@@ -185,6 +188,7 @@ def test_chosen_blocks_are_saved_where_an_attention_has_them(attention, kept, co
     assert model.config.attention_options["exact_below"] == 24
 
 
+@pytest.mark.slow
 def test_a_longer_model_than_the_teacher(command, tmp_path, shared):
     write_json_lines(tmp_path / "long.jsonl", texts(30, sentences=60))
     more = ("--corpus", tmp_path / "long.jsonl", "--max-length", "100", "--steps", "2", "--conv-kernel-size", "0")
@@ -221,6 +225,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(more, told, command, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_teachers_that_are_linear_or_out_of_reach_are_refused(command, shared, tmp_path, capsys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     made = {

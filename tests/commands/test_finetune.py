@@ -64,7 +64,9 @@ def refusal(capsys, *arguments: object) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [task if task == "sst2" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+)
 def test_each_task_is_trained_scored_and_predicted(task, bert, data, tmp_path):
     assert smoke(task, bert, data, tmp_path / "run", "--predict", "--steps", 2) == 0
     (record,) = scores_of(tmp_path / "run")
@@ -123,6 +125,7 @@ def test_runs_with_and_without_a_convolution_stand_apart(bert, data, tmp_path):
     assert (out / "table.md").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_with_a_convolution_is_not_resumed_without_it(bert, data, tmp_path, capsys):
     options = ("sst2", "--model", bert, "--data", data, "--out", tmp_path, "--preset", "smoke", "--steps", 1)
     assert run(*options, "--attention", "nystrom-4", "--conv-kernel-size", 5) == 0
@@ -131,6 +134,7 @@ def test_a_run_with_a_convolution_is_not_resumed_without_it(bert, data, tmp_path
     assert "says 5" in line
 
 
+@pytest.mark.slow
 def test_other_attentions_convert_the_model(bert, data, tmp_path):
     assert smoke("rte", bert, data, tmp_path / "run", "--attention", "linear", "--max-length", 100) == 0
     model = NystromformerForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
@@ -142,6 +146,7 @@ def test_other_attentions_convert_the_model(bert, data, tmp_path):
     assert NystromformerForSequenceClassification.from_pretrained(again / "model").config.num_landmarks == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["standard", "nystrom-8"])
 def test_positions_are_tiled_for_long_documents(bert, data, tmp_path, attention):
     assert smoke("imdb", bert, data, tmp_path, "--attention", attention, "--max-length", 150, "--steps", 1) == 0
@@ -191,6 +196,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(bert, data, tmp_path, monkeypa
     assert (one["step"] < 14) == ("--patience" in more)
 
 
+@pytest.mark.slow
 def test_packed_batches_train_our_own_models_and_others_are_refused(bert, data, tmp_path, capsys):
     own = tmp_path / "own"
     assert main(["convert", str(bert), str(own)]) == 0
@@ -206,6 +212,7 @@ def test_packed_batches_train_our_own_models_and_others_are_refused(bert, data, 
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, tmp_path, monkeypatch):
     def killed(*_):
         raise Killed
@@ -220,6 +227,7 @@ def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, t
     assert scores_of(tmp_path)[0]["step"] == last < 14
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_alone(bert, data, tmp_path):
     assert smoke("wnli", bert, data, tmp_path, "--steps", 1) == 0
     before = (tmp_path / "records.jsonl").read_text()
@@ -242,6 +250,7 @@ def test_your_own_files(bert, tmp_path):
     assert len((tmp_path / "run" / "predictions" / "test.tsv").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_it_learns_what_can_be_learnt(bert, data, tmp_path):
     options = ("--steps", 90, "--learning-rate", 3e-3, "--train-examples", 24, "--attention", "nystrom-4")
     evaluations = ("--set", "eval_steps=45", "--set", "save_steps=45")
@@ -281,12 +290,14 @@ def test_bad_input_is_one_line_that_names_the_remedy(bert, data, tmp_path, capsy
         assert not out.exists(), "nothing half-written"
 
 
+@pytest.mark.slow
 def test_a_head_for_other_labels_is_replaced_on_request(data, tmp_path):
     three = write_bert(tmp_path / "three", labels=3)
     assert smoke("sst2", three, data, tmp_path / "run", "--new-head", "--steps", 1) == 0
     assert load_file(tmp_path / "run" / "model" / "model.safetensors")["classifier.weight"].shape[0] == 2
 
 
+@pytest.mark.slow
 def test_encoders_of_other_types_take_nystrom_and_refuse_the_rest(data, tmp_path, capsys):
     folder = tmp_path / "electra"
     sizes = SIZES | {"embedding_size": 16}

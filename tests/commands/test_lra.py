@@ -69,7 +69,9 @@ def results(out: Path) -> list[dict]:
             if record["metric"] == "test_accuracy"]  # fmt: skip
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [task if task == "listops" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+)
 def test_each_task_trains_and_is_tested_on_the_whole_test_set(task, data, tmp_path):
     out = tmp_path / "run"
     assert smoke(task, data, out) == 0
@@ -139,6 +141,7 @@ def test_a_killed_run_goes_on_and_its_records_tell_each_step_once(data, tmp_path
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["listops", "retrieval"])
 def test_packed_batches_have_so_many_tokens_and_are_noted(task, data, tmp_path):
     assert smoke(task, data, tmp_path / "run", "--packed", 200) == 0
@@ -328,7 +331,7 @@ def test_every_attention_of_the_paper_and_of_the_registry_trains(data, tmp_path)
         assert {record["config"]["attention"] for record in results(out)} == set(names)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_runs_under_torchrun_unchanged(data, tmp_path):
     script = Path(sys.executable).with_name("nystromformer")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]

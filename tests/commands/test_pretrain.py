@@ -98,6 +98,7 @@ def test_from_raw_text_to_model_records_and_curves(command, shared, tmp_path, ca
     assert "--resume with steps=7" in refusal(capsys, [*arguments, "--resume", "--steps", "7"])
 
 
+@pytest.mark.slow
 def test_runs_are_drawn_together(command, tmp_path):
     assert main(command("--attention", "standard", "--steps", "2", out="standard")) == 0
     assert main(command("--attention", "linear", "--steps", "2", "--beside", tmp_path / "standard")) == 0
@@ -106,6 +107,7 @@ def test_runs_are_drawn_together(command, tmp_path):
     assert ">linear<" in drawn
 
 
+@pytest.mark.slow
 def test_starting_from_a_standard_model(command, shared, tmp_path, capsys):
     given = command("--from", shared / "bert")
     position = given.index("--size")
@@ -199,6 +201,7 @@ def test_a_damaged_shard_stops_a_run_and_costs_nothing(command, shared, tmp_path
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_that_can_go_on(command, tmp_path, capsys, monkeypatch):
     def no_space(self, metric, value, **details):
         raise OSError(28, "No space left on device")
@@ -210,7 +213,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(command, tmp_path, capsys, monkey
     assert main(command("--resume")) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=16)
 def test_a_killed_process_goes_on_to_the_same_weights(command, tmp_path):
     """A real SIGKILL, wherever it hits, with loading processes."""
     more = ("--steps", 12, "--set", "dataloader_num_workers=2")

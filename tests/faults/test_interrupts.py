@@ -64,6 +64,7 @@ def signalled(step: int, *numbers: int):
     return training_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_finishes_the_step_and_says_how_to_resume(data, whole, tmp_path, monkeypatch, capfd, number, code):
     out = tmp_path / "run"
@@ -82,6 +83,7 @@ def test_a_signal_finishes_the_step_and_says_how_to_resume(data, whole, tmp_path
     assert found(out) == whole, "losses that are means over steps before and after the signal, too"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_by_the_clock(data, whole, tmp_path, monkeypatch):
     out, saved = tmp_path / "run", []
     save = ExactTrainer._save_checkpoint
@@ -115,6 +117,7 @@ def test_a_run_that_is_alive_is_not_resumed_by_another_process(data, tmp_path, c
     assert main(arguments(data, out, "--resume")) == 0
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_a_damaged_model_is_trained_again(data, whole, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(arguments(data, out)) == 0

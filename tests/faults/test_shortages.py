@@ -44,6 +44,7 @@ def refusal(capsys) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_full_disk_never_leaves_another_model_as_the_best(data, disk, tmp_path, capsys):
     """900 kB have room for the first checkpoints, not for all that are kept."""
     assert main(arguments(data, tmp_path / "whole")) == 0

@@ -257,6 +257,7 @@ def test_install_after_the_package_was_imported_is_refused():
     assert sys.modules[ours.PACKAGE] is package
 
 
+@pytest.mark.slow
 def test_it_needs_torch_only():
     install = "from nystromformer.integrations.nystrom_attention import install; install()"
     assert not imported_by(f"{install}; import nystrom_attention.nystrom_attention", "transformers", "einops")

@@ -38,6 +38,7 @@ def test_compiles_as_one_graph_for_all_lengths(small, lively, ids):
         torch.testing.assert_close(got.loss, expected.loss, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_gives_the_same_gradients(small, ids):
     torch._dynamo.reset()
     model, x = NystromformerForMaskedLM(small(num_hidden_layers=1)), ids(2, 40)

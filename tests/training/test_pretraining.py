@@ -116,6 +116,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(material, whole, 
         assert record[name] == whole[1][name]
 
 
+@pytest.mark.slow
 def test_records_of_a_resumed_run_are_those_of_one_run(material, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(Clock, "on_step_end", kill_at(11))  # after the evaluation of step 10 and the checkpoint of 9
     with pytest.raises(Killed):
@@ -150,6 +151,7 @@ def test_a_run_killed_before_it_was_finished_only_finishes(material, whole, tmp_
     assert run(material, tmp_path, resume=True) == record, "a finished run is left alone"
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing(material, tmp_path):
     """Their numbers of masked tokens and of pairs differ, so that any common divisor would show."""
     recipe = replace(RECIPE, steps=3, eval_every=3, dropout=0.0)

@@ -69,6 +69,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path, whole, 
     assert states[0]["best_global_step"] == states[1]["best_global_step"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before(tmp_path, whole, monkeypatch):
     def killed(*_):
         raise Killed
@@ -102,11 +103,10 @@ def test_a_run_killed_after_its_last_step_takes_no_further_one(tmp_path):
     assert again.state.best_metric == whole.state.best_metric
 
 
-def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(tmp_path):
-    trainer = make_trainer(tmp_path)
-    train(trainer)
-    assert set(steps_saved(tmp_path)) == {15, 16, trainer.state.best_global_step}
-    files = {path.name for path in checkpoint_folder(tmp_path, 16).iterdir()}
+def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(whole):
+    out = whole()
+    assert set(steps_saved(out)) == {15, 16, trainer_state(last_checkpoint(out))["best_global_step"]}
+    files = {path.name for path in checkpoint_folder(out, 16).iterdir()}
     assert files == {
         "checksums.json",
         "config.json",
@@ -118,11 +118,11 @@ def test_checkpoints_hold_no_pickle_and_only_the_last_two_and_the_best_are_kept(
     }
 
 
-def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path):
-    train(make_trainer(tmp_path / "whole"))
+@pytest.mark.slow
+def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path, whole):
     with pytest.raises(Killed):
-        train(make_trainer(tmp_path / "killed", 13))
-    checkpoint = checkpoint_folder(tmp_path / "killed", 12)
+        train(make_trainer(tmp_path, 13))
+    checkpoint = checkpoint_folder(tmp_path, 12)
     for file in ("model.safetensors", "training_state.safetensors", "trainer_state.json"):
         content = (checkpoint / file).read_bytes()
         (checkpoint / file).write_bytes(content[: len(content) // 2])
@@ -131,12 +131,13 @@ def test_a_truncated_checkpoint_is_passed_over_with_a_warning(tmp_path):
         assert damage_of_checkpoint(checkpoint) is None
     (checkpoint / "training_state.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="checkpoint-12 is damaged .*: resuming from the one before"):
-        train(make_trainer(tmp_path / "killed"))
-    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+        train(make_trainer(tmp_path))
+    assert_same(last_weights(whole()), last_weights(tmp_path))
 
 
-def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, monkeypatch):
-    train(make_trainer(tmp_path / "whole"))
+@pytest.mark.slow
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, whole, monkeypatch):
+    expected = last_weights(whole())  # before the disk is full
 
     def no_space(path, state):
         if path.parent.name.startswith(".checkpoint-12."):
@@ -146,13 +147,14 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr("nystromformer.training.trainer.save_state", no_space)
     with pytest.warns(UserWarning, match="checkpoint-12 can't be written .*No space left.*: training continues"):  # noqa: SIM117
         with pytest.raises(Killed):
-            train(make_trainer(tmp_path / "killed", 13))
-    assert steps_saved(tmp_path / "killed")[-1] == 9
-    assert not list((tmp_path / "killed").glob(".checkpoint-*"))
-    train(make_trainer(tmp_path / "killed"))
-    assert_same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "killed"))
+            train(make_trainer(tmp_path, 13))
+    assert steps_saved(tmp_path)[-1] == 9
+    assert not list(tmp_path.glob(".checkpoint-*"))
+    train(make_trainer(tmp_path))
+    assert_same(expected, last_weights(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_steps", [3, 15])
 def test_the_best_model_is_the_one_left_even_between_regular_checkpoints(tmp_path, save_steps):
     trainer = make_trainer(tmp_path, save_steps=save_steps)

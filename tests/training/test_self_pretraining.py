@@ -64,6 +64,7 @@ def test_both_parts_leave_records_and_a_model_and_the_result_tells_the_budget(wh
     assert "Training speed: tokens per second" in table
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_pretrained_encoder(whole, lra, tmp_path):
     """With a learning rate of nothing, the classifier's encoder stays what it started as."""
     assert lra(tmp_path / "run", "--from", whole, "--set", "learning_rate=0") == 0
@@ -102,6 +103,7 @@ def test_wherever_it_is_killed_it_ends_the_same(call, whole, lra, tmp_path, monk
         assert told(out / inner) == told(whole / inner)
 
 
+@pytest.mark.slow
 def test_masks_are_others_in_each_epoch(whole, data, monkeypatch, lra, tmp_path):
     seen = []
 
@@ -117,6 +119,7 @@ def test_masks_are_others_in_each_epoch(whole, data, monkeypatch, lra, tmp_path)
     assert first != second
 
 
+@pytest.mark.slow
 def test_seeds_share_one_pretraining(whole, lra, tmp_path):
     assert lra(tmp_path / "seeds", "--from", whole, "--seeds", "1,2") == 0
     found = [json.loads((path / "config.json").read_text())["pretrained"] for path in tmp_path.glob("seeds/*/*/seed-*")]

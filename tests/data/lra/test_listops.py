@@ -86,6 +86,7 @@ def listops_levels(chunk):
     return grow(np.random.default_rng([0, chunk]), TreeOptions(min_tokens=0, max_tokens=100_000))
 
 
+@pytest.mark.slow
 def test_examples_do_not_depend_on_the_number_of_workers(tmp_path):
     options = ListOpsOptions(min_tokens=16, max_tokens=64, train=3000, dev=50, test=50)
     for workers in (1, 2):
