@@ -1,14 +1,13 @@
-"""`replace_attention`: in modules of Transformers, in PyTorch's and in those that call SDPA; whole or in part."""
+"""`replace_attention` in whole models: which layers, what stays as it was, and what is refused."""
 
 import copy
 import pickle
 
-import oracles
 import pytest
 import torch
 from encoders import SIZES, build, tokens, vit
 from torch import nn
-from torch.nn import functional
+from torch_attentions import SelfAttention, padding, torch_encoder
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -22,56 +21,10 @@ from transformers import (
 )
 
 from nystromformer import NystromformerConfig, NystromformerModel, replace_attention, restore_attention
-from nystromformer.attention import nystrom_attention, nystrom_local_attention
 
 SPEECH = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 SPEECH |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 50, "init_std": 0.3}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-
-
-class SelfAttention(nn.Module):
-    """Attention as in most image models: one projection, a call of SDPA."""
-
-    def __init__(self, width=32, heads=4):
-        super().__init__()
-        self.heads, self.fused = heads, True
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x, attn_mask=None, is_causal=False, dropout=0.0):
-        batch, length, width = x.shape
-        query, key, value = self.qkv(x).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out = attend(self, query, key, value, attn_mask, is_causal, dropout)
-        return self.proj(out.transpose(1, 2).reshape(batch, length, width))
-
-
-def attend(module, query, key, value, attn_mask, is_causal, dropout):
-    if module.fused:
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout
-        )
-    return (query @ key.mT * query.shape[3] ** -0.5).softmax(dim=-1) @ value
-
-
-class CrossAttention(SelfAttention):
-    def forward(self, x, context, attn_mask=None):
-        query, key = (y.unflatten(2, (self.heads, -1)).transpose(1, 2) for y in (x, context))
-        return functional.scaled_dot_product_attention(query, key, key, attn_mask=attn_mask)
-
-
-def by_hand(module, x, attention, **options):
-    query, key, value = module.qkv(x).unflatten(2, (3, module.heads, -1)).permute(2, 0, 3, 1, 4)
-    return module.proj(attention(query, key, value, **options).transpose(1, 2).flatten(2))
-
-
-def torch_encoder(batch_first, **options):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=batch_first, **options)
-    return nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=batch_first).eval()
-
-
-def padding(length=100, short=60):
-    """True for padding, as PyTorch's modules take it."""
-    return torch.arange(length) >= torch.tensor([[length], [short]])
 
 
 def sequences_to_sequences(name):
@@ -119,112 +72,6 @@ def test_a_decoder_is_refused_by_name():
     assert restore_attention(model) == []
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-def test_transformer_encoders_of_pytorch(batch_first, gradients, masked):
-    """Without gradients they take a fused fast path that calls none of their modules."""
-    model, x = torch_encoder(batch_first), torch.randn(2, 100, 32)
-    x = x if batch_first else x.transpose(0, 1)
-    mask = padding() if masked else None
-    real = torch.ones(2, 100, dtype=torch.bool) if mask is None else ~mask
-    real = real if batch_first else real.T
-    with torch.set_grad_enabled(gradients):
-        before = model(x, src_key_padding_mask=mask)
-        assert replace_attention(model, "nystrom-100") == ["layers.0.self_attn", "layers.1.self_attn"]
-        after = model(x, src_key_padding_mask=mask)
-        torch.testing.assert_close(after[real], before[real], atol=1e-5, rtol=0)
-        replace_attention(model, "nystrom-8")
-        coarse = model(x, src_key_padding_mask=mask)
-        assert (coarse - before)[real].abs().max() > 1e-3
-        restore_attention(model)
-        assert torch.equal(model(x, src_key_padding_mask=mask), before)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("attention", [nystrom_attention, nystrom_local_attention])
-def test_multihead_attention_is_ours_between_its_projections(batch_first, attention):
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(32, 4, batch_first=batch_first).double()
-    x, pad = torch.randn(2, 100, 32, dtype=torch.float64, requires_grad=True), padding()
-    options = {"num_landmarks": 8} | ({"block_size": 4} if attention is nystrom_local_attention else {})
-    query, key, value = (
-        functional.linear(x, w, b).unflatten(2, (4, 8)).transpose(1, 2)
-        for w, b in zip(module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3), strict=True)
-    )
-    expected = module.out_proj(attention(query, key, value, ~pad, **options).transpose(1, 2).flatten(2))
-    expected.square().sum().backward()
-    gradient, x.grad = x.grad, None
-    replace_attention(module, "nystrom-local" if attention is nystrom_local_attention else "nystrom", **options)
-    given = x if batch_first else x.transpose(0, 1)
-    for need_weights in (False, True):
-        out, weights = module(given, given, given, key_padding_mask=pad, need_weights=need_weights)
-        out = out if batch_first else out.transpose(0, 1)
-        torch.testing.assert_close(out, expected)
-        out.square().sum().backward()
-        torch.testing.assert_close(x.grad, gradient)
-        x.grad = None
-    assert weights.shape == (2, 100, 100)
-    assert weights[1, :, 60:].abs().max() == 0
-    torch.testing.assert_close(weights[0].sum(dim=1), torch.ones(100, dtype=torch.float64), atol=0.05, rtol=0)
-
-
-def test_the_dense_formula_comes_out():
-    torch.manual_seed(0)
-    module, x = SelfAttention().double(), torch.randn(1, 64, 32, dtype=torch.float64)
-    replace_attention(module, "nystrom-8", pinv_iterations=5)
-    expected = by_hand(module, x, lambda q, k, v: oracles.nystrom(q, k, v, 8, iterations=5))
-    torch.testing.assert_close(module(x), expected)
-
-
-def test_multihead_attention_without_a_batch_and_with_separate_projections():
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(32, 4, kdim=16, vdim=24, bias=False)
-    query, key, value = torch.randn(50, 32), torch.randn(70, 16), torch.randn(70, 24)
-    before, weights = module(query, key, value, average_attn_weights=False)
-    replace_attention(module, "nystrom-70")
-    after, again = module(query, key, value, average_attn_weights=False)
-    torch.testing.assert_close(after, before)
-    torch.testing.assert_close(again, weights)
-
-
-def test_cross_attention_masks_only_the_keys():
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(32, 4, batch_first=True)
-    query, key = torch.randn(2, 2, 100, 32)
-    before, _ = module(query, key, key, key_padding_mask=padding(), need_weights=False)
-    replace_attention(module, "nystrom-100")
-    after, _ = module(query, key, key, key_padding_mask=padding(), need_weights=False)
-    torch.testing.assert_close(after, before)
-    replace_attention(module, "nystrom-local")
-    with pytest.raises(ValueError, match=r"the module \(MultiheadAttention\): nystrom-local is for self-attention"):
-        module(query, key, key)
-
-
-@pytest.mark.parametrize(
-    "given, told",
-    [
-        ({"attn_mask": torch.zeros(9, 9)}, "attn_mask was given"),
-        ({"attn_mask": torch.zeros(9, 9), "is_causal": True}, "is_causal=True was given"),
-        ({"key_padding_mask": torch.full((1, 9), -0.5)}, "a bias on the logits"),
-    ],
-)
-def test_multihead_attention_refuses_by_name_what_it_cant_honor(given, told):
-    model = nn.ModuleDict({"mix": nn.MultiheadAttention(32, 4, batch_first=True)})
-    replace_attention(model, "nystrom")
-    x = torch.randn(1, 9, 32)
-    with pytest.raises(ValueError, match=rf"mix \(MultiheadAttention\): .*{told}"):
-        model["mix"](x, x, x, **given)
-
-
-@pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True}, {"dropout": 0.1}])
-def test_multihead_attention_with_more_than_attention_is_refused(options):
-    module, x = nn.MultiheadAttention(32, 4, **options), torch.randn(9, 1, 32)
-    replace_attention(module, "nystrom")
-    with pytest.raises(ValueError, match="attention of linear cost can't honor"):
-        module(x, x, x)
-
-
 def test_dropout_is_refused_in_training_only():
     module, x = nn.MultiheadAttention(32, 4, dropout=0.1), torch.randn(9, 1, 32)
     replace_attention(module, "nystrom")
@@ -233,76 +80,6 @@ def test_dropout_is_refused_in_training_only():
     replace_attention(model, "nystrom")
     with pytest.raises(ValueError, match=r"encoder.layer.0.attention.self \(BertSelfAttention\): dropout=0.1"):
         model(tokens())
-
-
-def test_large_attention_matrices_are_refused():
-    module, x = nn.MultiheadAttention(32, 4), torch.randn(1025, 1, 32)
-    replace_attention(module, "nystrom")
-    module(x, x, x, need_weights=False)
-    with pytest.raises(ValueError, match="1025 tokens were asked for: at most 1024.*need_weights=False"):
-        module(x, x, x)
-
-
-@pytest.mark.parametrize(
-    "attention, operation", [("nystrom-8", nystrom_attention), ("nystrom-local-8", nystrom_local_attention)]
-)
-def test_modules_that_call_sdpa_use_ours(attention, operation):
-    torch.manual_seed(0)
-    model, x = nn.Sequential(SelfAttention(), SelfAttention()), torch.randn(2, 100, 32)
-    expected = by_hand(model[1], by_hand(model[0], x, operation, num_landmarks=8), operation, num_landmarks=8)
-    expected.square().sum().backward()
-    gradients = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    assert replace_attention(model, attention) == ["0", "1"]
-    out = model(x)
-    torch.testing.assert_close(out, expected)
-    out.square().sum().backward()
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
-
-
-def test_masks_of_modules_that_call_sdpa():
-    torch.manual_seed(0)
-    module, x, real = SelfAttention(), torch.randn(2, 100, 32), ~padding()
-    expected = by_hand(module, x, nystrom_attention, num_landmarks=8, mask=real)
-    replace_attention(module, "nystrom-8")
-    pairs = real[:, None, None].expand(2, 1, 100, 100).clone()
-    for mask in (real[:, None, None], torch.where(real, 0.0, -torch.inf)[:, None, None], pairs):
-        torch.testing.assert_close(module(x, attn_mask=mask), expected)
-
-
-@pytest.mark.parametrize(
-    "given, told",
-    [
-        ({"is_causal": True}, "is_causal=True was given"),
-        ({"dropout": 0.1}, "dropout_p=0.1 was given"),
-        ({"attn_mask": torch.ones(9, 9).tril().bool()}, "one entry for each pair of tokens"),
-        ({"attn_mask": torch.full((1, 1, 1, 9), -0.5)}, "a bias on the logits"),
-    ],
-)
-def test_modules_that_call_sdpa_refuse_by_name(given, told):
-    model, x = nn.ModuleDict({"mix": SelfAttention()}), torch.randn(1, 9, 32)
-    replace_attention(model, "nystrom")
-    with pytest.raises(ValueError, match=rf"mix \(SelfAttention\): .*{told}"):
-        model["mix"](x, **given)
-
-
-def test_a_module_that_may_attend_elsewhere_is_refused_with_a_mask_only():
-    module, x, mask = CrossAttention(), torch.randn(2, 100, 32), ~padding()[:, None, None]
-    replace_attention(module, "nystrom-8")
-    module(x, x)
-    with pytest.raises(ValueError, match=r"the module \(CrossAttention\): a padding mask with as many queries as keys"):
-        module(x, x, attn_mask=mask)
-
-
-def test_a_module_that_never_calls_sdpa_is_told():
-    module = SelfAttention()
-    replace_attention(module, "nystrom")
-    module.fused = False
-    with pytest.raises(
-        ValueError, match=r"\(SelfAttention\) was given nystrom attention, but its forward never called"
-    ):
-        module(torch.randn(1, 9, 32))
 
 
 def test_layers_are_chosen_by_name_number_or_function():
@@ -408,16 +185,6 @@ def test_replaced_again_the_new_attention_counts():
     restore_attention(model)
     assert type(model.layers[0].self_attn) is nn.MultiheadAttention
     assert torch.equal(model(x), before)
-
-
-def test_one_layer_of_an_encoder_that_makes_nested_tensors():
-    model, x = torch_encoder(True), torch.randn(2, 100, 32)
-    replace_attention(model.layers[1], "nystrom-8")
-    with torch.no_grad(), pytest.raises(ValueError, match="was given a nested tensor"):
-        model(x, src_key_padding_mask=padding())
-    replace_attention(model, "nystrom-8", layers=[1])
-    with torch.no_grad():
-        assert model(x, src_key_padding_mask=padding()).shape == (2, 100, 32)
 
 
 OTHERWISE = " Nothing in it is called attention: it may mix tokens in another way."
