@@ -81,14 +81,14 @@ class Operation(nn.Module):
 
 
 @pytest.mark.slow(seconds=8)
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-def test_exports_with_dynamic_batch_and_length(masked):
+def test_exports_with_dynamic_batch_and_length():
+    """Without a mask: test_exact_below.py. As ONNX: tests/models/test_onnx.py."""
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=100_000)
-    axes, mask_axes = {0: batch, 2: length}, {0: batch, 1: length} if masked else None
-    example = (*tensors(), holes(2, 150) if masked else None)
+    axes, mask_axes = {0: batch, 2: length}, {0: batch, 1: length}
+    example = (*tensors(), holes(2, 150))
     program = torch.export.export(Operation(), example, dynamic_shapes=(axes, axes, axes, mask_axes))
     for b, n in [(2, 150), (1, 7), (3, 16), (5, 64), (1, 1), (2, 301)]:
-        inputs = (*tensors(b=b, n=n), holes(b, n) if masked else None)
+        inputs = (*tensors(b=b, n=n), holes(b, n))
         torch.testing.assert_close(program.module()(*inputs), Operation()(*inputs), rtol=1e-4, atol=1e-5)
 
 

@@ -50,9 +50,9 @@ def test_bad_input_is_one_line_and_writes_nothing(arguments, message, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow(seconds=18)
+@pytest.mark.slow(seconds=14)
 def test_a_short_training_finds_the_planted_tiles(tmp_path):
-    options = transmil.Options(bags=800, training_tiles=1500, shift=8.0)
+    options = transmil.Options(bags=600, training_tiles=1500, shift=8.0)
     with transmil.progress_bar() as bar:
         model = transmil.train(options, Recorder(tmp_path, job="transmil", config={}), bar)
     found = evaluate(model, [options.slide(transmil.HELD_OUT, index) for index in range(60)])

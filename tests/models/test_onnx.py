@@ -53,7 +53,7 @@ def heads(batch, length, seed):
     return tuple(torch.randn(3, batch, 2, length, 8, generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.mark.slow(seconds=25)
+@pytest.mark.slow(seconds=35)
 @pytest.mark.filterwarnings("ignore")
 def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path, monkeypatch):
     monkeypatch.setattr(chosen_blocks, "MOST_CANDIDATES", 32)  # fewer than the longest has blocks
