@@ -78,6 +78,7 @@ def test_without_any_padding_the_batch_is_computed_together(any_size):
     torch.testing.assert_close(masked, nystrom_attention(*tensors, num_landmarks=8), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_masks_that_python_cannot_look_at_are_left_to_the_batch(any_size):
     mask = mask_of([(0, 60), (5, 90)])

@@ -144,6 +144,7 @@ def test_no_record_does_anything_in_a_browser(hostile, browser):
         assert " ".join("".join(c if c.isprintable() else " " for c in attack).split()) in said, "and it is shown"
 
 
+@pytest.mark.slow
 def test_no_record_is_html_or_a_link_in_markdown(hostile):
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse((hostile[0] / "report.md").read_text())
     every = [child for token in tokens for child in [token, *(token.children or [])]]

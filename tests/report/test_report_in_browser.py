@@ -8,7 +8,7 @@ from report_runs import write_all, write_bench, write_demo
 
 from nystromformer.report.page import write_report
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow(seconds=1)]
 PHONE, SCREEN = 390, 1100
 
 

@@ -135,6 +135,7 @@ def test_records_of_a_resumed_run_are_those_of_one_run(material, whole, tmp_path
     assert any(r["metric"] == "tokens_per_second" and r["value"] > 0 for r in read_records(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_it_was_finished_only_finishes(material, whole, tmp_path, monkeypatch):
     def killed(*_):
         raise Killed
