@@ -24,14 +24,14 @@ def against_exact(length: int, target: float, backward: bool, budget: float) -> 
     times = time_cases([Case(attention=name, length=length, backward=backward) for name in (OURS, EXACT)], budget)
     what = "forward + backward" if backward else "forward"
     ratio, by_minimum = ratios(times[EXACT], times[OURS])
-    return [at_least(f"{what}, exact SDPA / ours, n = {length:,}", ratio, target, by_minimum)]
+    return [at_least(f"{what}, exact SDPA / ours, n = {length:,}", target, ratio, by_minimum)]
 
 
 def against_papers(length: int, target: float, backward: bool, budget: float) -> list[Figure]:
     times = time_cases([Case(attention=name, length=length, backward=backward) for name in (OURS, PAPERS)], budget)
     what = "forward + backward" if backward else "forward"
     ratio, by_minimum = ratios(times[OURS], times[PAPERS])
-    return [at_most(f"{what}, ours / nystrom, n = {length:,}", ratio, target, by_minimum)]
+    return [at_most(f"{what}, ours / nystrom, n = {length:,}", target, ratio, by_minimum)]
 
 
 def growth(short: int, long: int, budget: float) -> list[Figure]:
@@ -41,12 +41,12 @@ def growth(short: int, long: int, budget: float) -> list[Figure]:
         {str(n): prepare(Case(attention=OURS, length=n)) for n in (short, long)}, warm_up=1, budget=budget
     )
     ratio, by_minimum = ratios(times[str(long)], times[str(short)])
-    figures = [at_most(f"time(n = {long:,}) / time(n = {short:,})", ratio, 1.25 * linear, by_minimum)]
+    figures = [at_most(f"time(n = {long:,}) / time(n = {short:,})", 1.25 * linear, ratio, by_minimum)]
     for backward in (False, True):
         peaks = [measure_memory(Case(attention=OURS, length=n, backward=backward)).bytes for n in (long, short)]
         what = "forward + backward" if backward else "forward"
         name = f"peak memory, {what}, n = {long:,} / n = {short:,}"
-        figures.append(at_most(name, peaks[0] / peaks[1], 1.1 * linear))
+        figures.append(at_most(name, 1.1 * linear, peaks[0] / peaks[1]))
     return figures
 
 
