@@ -32,38 +32,35 @@ def sees_in_place(blocks: TokenBlocks, *tensors: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class SeenInPlace:
-    """Of `query`, `key` and `value` (l, c, d), with the bias (c, l or more) of each key."""
+class Sequences:
+    """What near fields are made of."""
 
+    query: Tensor  # (l, c, d)
+    key: Tensor  # (l, c, d); for `SeenInParts` with a margin of a block of zeros at both ends
+    value: Tensor  # (l, c, e), as the keys
+    bias: Tensor  # (c, l or more): of each key
+    chosen: ChosenBlocks | None
+    blocks: TokenBlocks
+    scale: float
+
+
+@dataclass(frozen=True)
+class SeenInPlace:
     query: Tensor
-    key: Tensor
-    value: Tensor
-    bias: Tensor
-    chosen: Tensor | None  # (c, blocks, k)
+    keys: tuple[Tensor, Tensor, Tensor, Tensor | None]  # key, value, bias, and chosen blocks (c, blocks, k)
     block: int
     scale: float
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
-        chosen: ChosenBlocks | None,
-        blocks: TokenBlocks,
-        scale: float,
-    ) -> "SeenInPlace":
-        index = None if chosen is None else torch.where(chosen.real, chosen.index, -1)
-        return cls(query, key, value, bias, index, blocks.size, scale)
+    def of(cls, x: Sequences) -> "SeenInPlace":
+        chosen = None if x.chosen is None else torch.where(x.chosen.real, x.chosen.index, -1)
+        return cls(x.query, (x.key, x.value, x.bias, chosen), x.blocks.size, x.scale)
 
     def of_rows(self, query: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        keys = (self.key, self.value, self.bias, self.chosen)
-        return near_attention(query, places, *keys, self.block, self.scale)
+        return near_attention(query, places, *self.keys, self.block, self.scale)
 
     def with_far(self, far: FarField, values: Tensor) -> Tensor:
-        keys = (self.key, self.value, self.bias, self.chosen)
-        return local_attention(self.query, *keys, far.key, values, far.bias[:, :, 0], self.block, self.scale)
+        return local_attention(self.query, *self.keys, far.key, values, far.bias[:, :, 0], self.block, self.scale)
 
 
 @dataclass(frozen=True)
@@ -74,23 +71,14 @@ class SeenInParts:
     scale: float
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
-        chosen: ChosenBlocks | None,
-        blocks: TokenBlocks,
-        scale: float,
-    ) -> "SeenInParts":
-        """Of `query` (g·s, c, d) and of `key` and `value` (s + g·s + s, c, d), with a margin of zeros at both ends."""
-        s = blocks.size
-        query = query.unflatten(0, (blocks.number, s)).transpose(1, 2)
-        near = window_part(query, key, value, near_bias(bias, blocks), scale, s)
-        if chosen is not None:
-            near = merge_parts(near, chosen_part(query, key[s:-s], value[s:-s], bias, chosen, blocks, scale))
-        return cls(query, near, blocks, scale)
+    def of(cls, x: Sequences) -> "SeenInParts":
+        s = x.blocks.size
+        query = x.query.unflatten(0, (x.blocks.number, s)).transpose(1, 2)
+        near = window_part(query, x.key, x.value, near_bias(x.bias, x.blocks), x.scale, s)
+        if x.chosen is not None:
+            seen = x.key[s:-s], x.value[s:-s], x.bias, x.chosen, x.blocks
+            near = merge_parts(near, chosen_part(query, *seen, x.scale))
+        return cls(query, near, x.blocks, x.scale)
 
     def of_rows(self, query: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         out, logsumexp = (self.blocks.pick(x.transpose(1, 2).flatten(0, 1), places) for x in self.near)

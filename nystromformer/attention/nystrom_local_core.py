@@ -20,7 +20,7 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.exact_below import check_exact_below, exact_where_short
-from nystromformer.attention.near_field import NearField, SeenInParts, SeenInPlace, sees_in_place
+from nystromformer.attention.near_field import NearField, SeenInParts, SeenInPlace, Sequences, sees_in_place
 from nystromformer.attention.nystrom_local_parts import (
     FarField,
     TokenBlocks,
@@ -173,8 +173,8 @@ class Fields:
         chosen = None
         if options.chosen_blocks:
             chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
-        kind = SeenInPlace if in_place else SeenInParts
-        near: NearField = kind.of(query, near_key, near_value, not_heavy, chosen, blocks, scale)
+        sequences = Sequences(query, near_key, near_value, not_heavy, chosen, blocks, scale)
+        near: NearField = SeenInPlace.of(sequences) if in_place else SeenInParts.of(sequences)
         far = far_field(key, value, heavy, blocks, options.num_segments, chosen)
         near_out, near_logsumexp = near.of_rows(core_query, rows)
         far_bias = blocks.pick(far.bias[:, :, 0], rows // s)  # (c r m)

@@ -6,7 +6,7 @@ from drawn import draw
 
 from nystromformer.attention import native
 from nystromformer.attention.native import column_sums, library, moments
-from nystromformer.attention.near_field import SeenInParts, SeenInPlace, sees_in_place
+from nystromformer.attention.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, token_blocks
 
 SIZES = [
@@ -80,11 +80,12 @@ class Input:
         s, dtype = self.size, query.dtype
         given = self.bias.to(dtype), self.chosen, self.blocks, SCALE
         if sees_in_place(self.blocks, query, key, value):
-            near = SeenInPlace.of(query, key, value, *given)
+            near = SeenInPlace.of(Sequences(query, key, value, *given))
         else:
             fill = self.g * s - query.shape[0]
             pad = lambda x, before, after: torch.nn.functional.pad(x, (0, 0, 0, 0, before, after))
-            near = SeenInParts.of(pad(query, 0, fill), pad(key, s, s + fill), pad(value, s, s + fill), *given)
+            padded = pad(query, 0, fill), pad(key, s, s + fill), pad(value, s, s + fill)
+            near = SeenInParts.of(Sequences(*padded, *given))
         far = FarField(far_key, far_value, self.far_bias.to(dtype))
         return near.with_far(far, far_value)[: query.shape[0]], *near.of_rows(
             self.blocks.pick(query, self.places), self.places

@@ -82,7 +82,7 @@ class Operation(nn.Module):
 
 @pytest.mark.slow(seconds=8)
 def test_exports_with_dynamic_batch_and_length():
-    """Without a mask: test_exact_below.py. As ONNX: tests/models/test_onnx.py."""
+    """With a mask and chosen blocks; without both: test_exact_below.py. As ONNX: tests/models/test_onnx.py."""
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=100_000)
     axes, mask_axes = {0: batch, 2: length}, {0: batch, 1: length}
     example = (*tensors(), holes(2, 150))

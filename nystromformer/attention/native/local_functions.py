@@ -1,5 +1,7 @@
 """The parts of Nyström attention with an exact near field, with gradients."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -54,17 +56,8 @@ def local_attention(
 
 class _Near(Function):
     @staticmethod
-    def forward(
-        query: Tensor,
-        places: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
-        chosen: Tensor | None,
-        block: int,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        return ops.near(query, places, key, value, bias, chosen, block, scale)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return ops.near(*inputs)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -87,19 +80,8 @@ class _Local(Function):
     """Keeps the output and its log-sum-exp for the backward, never the weights."""
 
     @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
-        chosen: Tensor | None,
-        far_key: Tensor,
-        far_value: Tensor,
-        far_bias: Tensor,
-        block: int,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        return ops.local(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return ops.local(*inputs)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -93,20 +93,9 @@ def _near_shapes(query: Tensor, places: Tensor, key: Tensor, value: Tensor, *_: 
     return query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
 
 
-def near_backward(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    places: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    block: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def near_backward(grad: Tensor, grad_lse: Tensor | None, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value. `given`: the tensors that `near` took, what it gave, and its two numbers."""
+    query, places, key, value, bias, chosen, out, lse, block, scale = given
     held, sizes, of_keys = _keys(key, value, bias, chosen, block)
     query, places, out, lse, grad = in_rows(query), places.contiguous(), in_rows(out), in_rows(lse), in_rows(grad)
     grad_lse = None if grad_lse is None else in_rows(grad_lse)
@@ -124,28 +113,19 @@ def _near_backward_shapes(
     return tuple(x.new_empty(x.shape) for x in (query, key, value))
 
 
-def local(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    far_key: Tensor,
-    far_value: Tensor,
-    far_bias: Tensor,
-    block: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def local(*given: Any) -> tuple[Tensor, Tensor]:
     """Attention (l, c, e) of all queries to what their blocks see and to `far_key` and `far_value` (c, m, d) with
     `far_bias` (blocks, c, m), and its log-sum-exp (c, l)."""
-    out, lse = _local_shapes(query, key, value)
-    held, numbers = _local_numbers(query, key, value, bias, chosen, far_key, far_value, far_bias, out, lse, block)
-    call("local_forward", query.dtype, scale, *numbers)
+    *tensors, block, scale = given
+    out, lse = results = _local_shapes(*tensors)
+    held, numbers = _local_numbers(block, *tensors + list(results))
+    call("local_forward", out.dtype, scale, *numbers)
     del held
     return out, lse
 
 
 def _local_numbers(
+    block: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -156,7 +136,6 @@ def _local_numbers(
     far_bias: Tensor,
     out: Tensor,
     lse: Tensor,
-    block: int,
 ) -> tuple[list[Tensor], tuple[int, ...]]:
     held, sizes, of_keys = _keys(key, value, bias, chosen, block)
     query, far_key, far_value, far_bias, out, lse = map(in_rows, (query, far_key, far_value, far_bias, out, lse))
@@ -170,47 +149,22 @@ def _local_shapes(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[T
     return query.new_empty(length, heads, value.shape[2]), query.new_empty(heads, length)
 
 
-def local_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    far_key: Tensor,
-    far_value: Tensor,
-    far_bias: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    block: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    held, numbers = _local_numbers(query, key, value, bias, chosen, far_key, far_value, far_bias, out, lse, block)
-    grad = in_rows(grad)
-    grads = (
-        query.new_empty(query.shape),
-        key.new_zeros(key.shape),
-        value.new_zeros(value.shape),
-        far_key.new_empty(far_key.shape),
-        far_value.new_empty(far_value.shape),
-    )
+def local_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value, far_key and far_value. `given`: the tensors that `local` took, what it gave, and
+    its two numbers."""
+    *tensors, block, scale = given
+    held, numbers = _local_numbers(block, *tensors)
+    grad, grads = in_rows(grad), _local_backward_shapes(grad, *tensors)
+    grads[1].zero_()  # what several blocks see gets a sum
+    grads[2].zero_()
     of_grads = (*_sequence(grad), *(i for x in grads[:3] for i in _sequence(x)), *_rows(grads[3]), *_rows(grads[4]))
-    call("local_backward", query.dtype, scale, *numbers, *of_grads)
+    call("local_backward", grad.dtype, scale, *numbers, *of_grads)
     del held
     return grads
 
 
-def _local_backward_shapes(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    far_key: Tensor,
-    far_value: Tensor,
-    *_: Any,
-) -> tuple[Tensor, ...]:
+def _local_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    query, key, value, _, _, far_key, far_value = given[:7]
     return tuple(x.new_empty(x.shape) for x in (query, key, value, far_key, far_value))
 
 
