@@ -418,9 +418,11 @@ def test_meta_tensors_give_shapes_without_computing(name, options):
 
 @linear_attentions
 def test_no_tensor_grows_with_the_square_of_the_length(name, options):
-    attention = build(name, options, torch.float32, heads=1, max_length=4096)
+    # More than 256 blocks are compared with some of the others only: no square from there on.
+    short = 1024 if "chosen_blocks" in options else 512
+    attention = build(name, options, torch.float32, heads=1, max_length=4 * short)
     largest = []
-    for length in (1024, 4096):
+    for length in (short, 4 * short):
         with Largest() as mode:
             gradients(attention, tokens(1, length, dtype=torch.float32, heads=1), holes(1, length))
         largest.append(mode.elements)

@@ -15,7 +15,7 @@ SIZES = [
     (101, 8, 5, 3, 7, 2),
     (70, 33, 20, 40, 33, 1),
     (7, 4, 1, 1, 1, 0),
-    (1200, 16, 16, 16, 12, 3),
+    (600, 16, 16, 16, 12, 3),
 ]
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE, HEADS, ROWS = 0.3, 3, 6
@@ -120,7 +120,7 @@ def test_keys_in_the_layout_of_projections_are_read_where_they_lie(instructions)
 
 
 def test_threads_change_no_bit(instructions):
-    given = Input(1200, 16, 16, 16, 12, 3)
+    given = Input(600, 16, 16, 16, 12, 3)
 
     def results(threads):
         before = torch.get_num_threads()
@@ -137,7 +137,7 @@ def test_threads_change_no_bit(instructions):
     assert all(map(torch.equal, results(1), results(3)))
 
 
-@pytest.mark.parametrize("rows, keys, width", [(5, 100, 3), (64, 2100, 64), (1, 1, 1)])
+@pytest.mark.parametrize("rows, keys, width", [(5, 100, 3), (64, 1100, 64), (1, 1, 1)])
 def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, width):
     if library.instructions().startswith("none"):
         pytest.skip("an operation of machine code")
