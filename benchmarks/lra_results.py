@@ -2,12 +2,14 @@
 
     NYSTROMFORMER_DATA=DIR python benchmarks/lra_results.py --work runs/lra-results --out results/lra
 
-Four parts, in this order; `--only` does one of them:
+Five parts, in this order; `--only` does one of them:
 
 - `mini`: five tasks and all attentions, about an hour and a half on two cores.
 - `hour`: Image and Pathfinder with the paper's lengths, about an hour a run.
 - `pathfinder`: the preset `hour` on pictures with shorter contours, from the easiest on.
-- `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining, too.
+- `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining and packed,
+  too.
+- `packed`: ListOps of the preset `mini`, batches grouped by length and packed; minutes.
 
 It can be stopped at any time and started again: finished runs are left alone, others resume where they stopped, days
 later if need be. `DIR` holds `imdb/`, `cifar10/` and `aan/`; ListOps and Pathfinder are made and need none. Records,
@@ -49,10 +51,13 @@ class Run:
     self_pretrain: int = 0
     contour: int = 0
     """Pathfinder's, where it is not the preset's."""
+    packed: int = 0
+    """Tokens of a step, packed without padding, in place of examples."""
 
     @property
     def folder(self) -> Path:
         variant = self.attention + (f"-self-pretrained-{self.self_pretrain}" if self.self_pretrain else "")
+        variant += f"-packed-{self.packed}" if self.packed else ""
         return Path(self.part, f"contour-{self.contour}" if self.contour else self.task, variant, f"seed-{self.seed}")
 
     def arguments(self, data: Path | None, work: Path) -> list[str]:
@@ -62,6 +67,8 @@ class Run:
             given += ["--self-pretrain", str(self.self_pretrain)]
         if self.contour:
             given += ["--data", str(pictures(work, self.contour))]
+        if self.packed:
+            given += ["--packed", str(self.packed)]
         return given + (["--data", str(data / DATA[self.task])] if data and self.task in DATA else [])
 
     def is_finished(self, work: Path) -> bool:
@@ -79,6 +86,8 @@ RUNS = [
     *(Run("paper", "listops", "nystrom-64", seed) for seed in (2, 3)),
     Run("paper", "listops", "linformer-256", 1),
     Run("paper", "listops", "nystrom-64", 1, self_pretrain=2_500),
+    *(Run("packed", "listops", "nystrom-64", seed, "mini", packed=tokens) for seed in (0, 1) for tokens in (0, 2_600)),
+    Run("paper", "listops", "nystrom-64", 1, packed=33_000),
 ]
 PARTS = tuple(dict.fromkeys(run.part for run in RUNS))
 PICTURES = 60_000

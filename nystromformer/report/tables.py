@@ -39,6 +39,8 @@ def lra_method(config: dict[str, Any]) -> str:
 
     >>> lra_method({"attention": "nystrom-64", "self_pretrain": 1000, "positions": "rotary"})
     'nystrom-64 (rotary, self-pretrained)'
+    >>> lra_method({"attention": "nystrom-64", "packed": 33000})
+    'nystrom-64 (packed)'
     """
     parts = []
     if config.get("positions") == "rotary":
@@ -47,6 +49,8 @@ def lra_method(config: dict[str, Any]) -> str:
         parts.append(f"kernel {config['conv_kernel_size']}")
     if config.get("self_pretrain") or config.get("pretrained"):
         parts.append("self-pretrained")
+    if config.get("packed"):
+        parts.append("packed")
     return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
 
 
