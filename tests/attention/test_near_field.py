@@ -21,7 +21,11 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE, HEADS, ROWS = 0.3, 3, 6
 
 
-@pytest.fixture(params=["avx512", "avx2", "baseline", "none"])
+SETS = ["avx512", "avx2", "baseline"]
+of_machine_code = pytest.mark.parametrize("instructions", SETS, indirect=True)
+
+
+@pytest.fixture(params=[*SETS, "none"])
 def instructions(request, monkeypatch):
     """Every set that this processor has, and none: PyTorch's operations."""
     has = torch.backends.cpu.get_cpu_capability()
@@ -119,6 +123,7 @@ def test_keys_in_the_layout_of_projections_are_read_where_they_lie(instructions)
         assert torch.equal(ours, theirs)
 
 
+@of_machine_code
 def test_threads_change_no_bit(instructions):
     given = Input(600, 16, 16, 16, 12, 3)
 
@@ -132,15 +137,12 @@ def test_threads_change_no_bit(instructions):
         finally:
             torch.set_num_threads(before)
 
-    if library.instructions().startswith("none"):
-        pytest.skip("said of our own machine code alone")
     assert all(map(torch.equal, results(1), results(3)))
 
 
+@of_machine_code
 @pytest.mark.parametrize("rows, keys, width", [(5, 100, 3), (64, 1100, 64), (1, 1, 1)])
 def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, width):
-    if library.instructions().startswith("none"):
-        pytest.skip("an operation of machine code")
     query, key = draw(HEADS, rows, width), draw(keys, HEADS, width, seed=1)
     logits = SCALE * query @ key.transpose(0, 1).mT
     found = column_sums(query, logits.logsumexp(2), key, SCALE, keys + 3)
@@ -148,10 +150,9 @@ def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, w
     assert torch.equal(found[:, keys:], torch.zeros(HEADS, 3, dtype=torch.float64))
 
 
+@of_machine_code
 @pytest.mark.parametrize("length, block, width", [(40, 8, 5), (301, 32, 64), (3, 7, 1)])
 def test_moments_are_those_of_the_blocks(instructions, length, block, width):
-    if library.instructions().startswith("none"):
-        pytest.skip("an operation of machine code")
     tokens = draw(length, HEADS, width)
     parts = tokens.split(block)
     for found, power in zip(moments(tokens, block), (1, 2), strict=True):

@@ -68,18 +68,10 @@ def _keys(
     return held, sizes, (*_sequence(held[0]), *_sequence(held[1]), *_row(held[2]), index)
 
 
-def near(
-    query: Tensor,
-    places: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    block: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def near(*given: Any) -> tuple[Tensor, Tensor]:
     """Attention of single queries (c, r, d), from `places` (c, r) of the sequence, to what their blocks see, and its
     log-sum-exp (c, r)."""
+    query, places, key, value, bias, chosen, block, scale = given
     held, sizes, of_keys = _keys(key, value, bias, chosen, block)
     query, places = in_rows(query), places.contiguous()
     out, lse = _near_shapes(query, places, key, value)
