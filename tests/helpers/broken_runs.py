@@ -5,6 +5,7 @@ one JSON object. The process imports everything once and forks; the forks run th
 """
 
 import errno
+import gc
 import importlib
 import json
 import os
@@ -32,8 +33,11 @@ from nystromformer.records import RECORDS
 
 SLOW_IMPORTS = (
     "accelerate",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
     "torch.utils.tensorboard",
     "transformers.models.bert.modeling_bert",
+    "nystromformer.report.figures",
     "nystromformer.training.distillation",
     "nystromformer.training.finetuning",
     "nystromformer.training.lra",
@@ -230,6 +234,7 @@ def difference(expected: dict[str, object], found: dict[str, object]) -> str | N
 def import_all() -> None:
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
+    gc.freeze()  # forks that collect garbage look through their own objects alone
 
 
 def prepare(folder: Path) -> None:

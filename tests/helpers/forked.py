@@ -61,11 +61,13 @@ def start(code: str, arguments: list[str], folder: Path, processes: int = 1) -> 
     return started
 
 
-def launch(code: str, arguments: list[str], folder: Path, processes: int = 1) -> Launched:
-    """The same to their end."""
+def launch(
+    code: str, arguments: list[str], folder: Path, processes: int = 1, longest: float | None = LONGEST
+) -> Launched:
+    """The same to their end, or for so many seconds; `None` waits as long as it takes."""
     started = start(code, arguments, folder, processes)
     for process in started:
-        process.join(LONGEST)
+        process.join(longest)
     for process in started:
         process.kill()
         process.join()
