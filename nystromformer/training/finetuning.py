@@ -19,7 +19,6 @@ from nystromformer.integrations import register
 from nystromformer.report.table import Table
 from nystromformer.report.tables import SCORES, finetune_tables
 from nystromformer.training.callbacks import metric_function, scores
-from nystromformer.training.checkpoints import last_checkpoint, trainer_state
 from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts, limited
 from nystromformer.training.finetuning_models import Source, check_attention, load_classifier
 from nystromformer.training.recipes import (
@@ -28,6 +27,7 @@ from nystromformer.training.recipes import (
     SEARCH_LEARNING_RATES,
     FinetuningRecipe,
 )
+from nystromformer.training.run import last_checkpoint, trainer_state
 from nystromformer.training.sweep import Cell, Sweep
 from nystromformer.training.trainer import ExactTrainer, LongestFirst
 

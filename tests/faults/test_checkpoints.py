@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nystromformer.files import CHECKSUMS, damage_of, seal
-from nystromformer.training.checkpoints import TRAINER_STATE, checkpoint_folder, last_checkpoint
+from nystromformer.training.run import TRAINER_STATE, checkpoint_folder, last_checkpoint
 
 
 def write_checkpoint(out: Path, step: int, best: int | None = None) -> Path:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from nystromformer.cli import main
 from nystromformer.files import LOCK
 from nystromformer.records import read_records
-from nystromformer.training.checkpoints import steps_saved
+from nystromformer.training.run import steps_saved
 from nystromformer.training.trainer import ExactTrainer
 
 

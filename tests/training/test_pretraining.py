@@ -17,10 +17,10 @@ from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training import SIZES
 from nystromformer.training.callbacks import Clock
-from nystromformer.training.checkpoints import last_checkpoint
 from nystromformer.training.pretraining import Pretraining, run_pretraining
 from nystromformer.training.pretraining_models import build_model, special_tokens
 from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
+from nystromformer.training.run import last_checkpoint
 
 RECIPE = pretraining_recipe("smoke").changed(
     steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32
