@@ -1,10 +1,12 @@
-"""What happens to a training run when the machine is taken away: signals, and checkpoints by the clock.
+"""What ends a training run early: signals, and disk or memory that do not suffice.
 
 SIGTERM (batch systems, machines that can be reclaimed) and SIGINT (Ctrl-C) let the step end, write a checkpoint and say
 how to resume; a second signal ends the process at once. A checkpoint every so many seconds bounds what is lost without
-any warning.
+any warning. Disk and memory are the user's to provide: one line says what is short, and that nothing is lost.
 """
 
+import errno
+import mmap
 import os
 import signal
 import sys
@@ -17,10 +19,11 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, NoReturn
 
 import torch
+from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from nystromformer.errors import Stopped
+from nystromformer.errors import Stopped, UserError
 from nystromformer.records import command
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -30,6 +33,12 @@ HAS_SIGWAITINFO = hasattr(signal, "sigwaitinfo")
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars hide it."""
+
+LACK_OF_MEMORY = ("can't allocate memory", "bad_alloc", "can't start new thread", "could not create a primitive")
+"""How torch, C++, Python's threads and oneDNN say it."""
+
+ROOM_FOR_A_THREAD = 32 * 2**20
+"""Bytes: a stack of the usual 8 MB, and what Python needs to begin there."""
 
 
 class Interrupts(TrainerCallback):
@@ -152,3 +161,32 @@ def _highest(args, *values: int) -> list[int]:
 def _say(text: str) -> None:
     """Without Python's buffers, which may be in the middle of a line."""
     os.write(2, text.encode())
+
+
+@contextmanager
+def shortage_told() -> Iterator[None]:
+    """Errors of a disk that is full or gone, and of lacking memory, as `UserError`. What is written is whole."""
+    try:
+        yield
+    except (OSError, SafetensorError, MemoryError, RuntimeError) as error:
+        if _is_lack_of_memory(error):
+            raise UserError(
+                f"memory does not suffice ({str(error).splitlines()[0] if str(error) else 'MemoryError'}): resume with "
+                f"--resume where there is more, or give a smaller --batch-size or --max-length with another --out."
+            ) from error
+        if isinstance(error, (OSError, SafetensorError)):
+            raise UserError(f"{error}; what is written is whole: when there is room, resume with --resume.") from error
+        raise
+
+
+def check_room_for_a_thread() -> None:
+    """Raise `MemoryError` where a thread would not find the memory to begin: Python would wait for it forever."""
+    try:
+        mmap.mmap(-1, ROOM_FOR_A_THREAD).close()
+    except OSError as error:
+        raise MemoryError(f"{ROOM_FOR_A_THREAD:,} bytes for a thread: {error}") from error
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    lacks = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM
+    return lacks or any(sign in str(error) for sign in LACK_OF_MEMORY)
