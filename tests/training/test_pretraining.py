@@ -17,8 +17,7 @@ from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training import SIZES
 from nystromformer.training.callbacks import Clock
-from nystromformer.training.pretraining import Pretraining, run_pretraining
-from nystromformer.training.pretraining_models import build_model, special_tokens
+from nystromformer.training.pretraining import Pretraining, build_model, run_pretraining, special_tokens
 from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.run import last_checkpoint
 
