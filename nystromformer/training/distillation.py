@@ -33,7 +33,6 @@ from nystromformer.report.figures import draw_distillation
 from nystromformer.report.table import print_tables, tables_markdown
 from nystromformer.report.tables import closeness_table, distillation_tables
 from nystromformer.training.arguments import CorpusOptions, Run
-from nystromformer.training.distillation_folder import model_card, pooling_of, sentence_modules, write_sentence_files
 from nystromformer.training.distillation_layers import (
     Budget,
     Candidate,
@@ -44,7 +43,13 @@ from nystromformer.training.distillation_layers import (
     measure_sensitivity,
 )
 from nystromformer.training.distillation_model import STAGES, Distillation
-from nystromformer.training.distillation_trainer import CoreClock, DistillationTrainer
+from nystromformer.training.distillation_trainer import (
+    CoreClock,
+    DistillationTrainer,
+    model_card,
+    pooling_of,
+    sentence_modules,
+)
 from nystromformer.training.fidelity import closeness, read_texts, seconds_of
 from nystromformer.training.finetuning_models import ATTENTION_DROPOUTS, Source, with_positions
 from nystromformer.training.pretraining_trainer import callbacks_of
@@ -321,7 +326,7 @@ def run_distillation(
 
     def make_trainer(recorder: Recorder) -> DistillationTrainer:
         title = f"{Path(run.model).name} {run.attention}"
-        return StudentTrainer(
+        return DistillationTrainer(
             model=distillation,
             args=arguments,
             data_collator=as_is,
@@ -334,7 +339,7 @@ def run_distillation(
             warmup=recipe.warmup,
         )
 
-    def measure(trainer: StudentTrainer) -> tuple[float, dict[str, Any]]:
+    def measure(trainer: DistillationTrainer) -> tuple[float, dict[str, Any]]:
         if not arguments.should_save:
             return 0.0, {}
         if not clock.seconds:  # killed after its last step, so that it does not train any more
@@ -364,20 +369,6 @@ def run_distillation(
         make_trainer=make_trainer,
         measure=measure,
     )
-
-
-class StudentTrainer(DistillationTrainer):
-    """Saves the student as an ordinary folder; the last one has its card."""
-
-    card: str | None = None
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        if self.card is not None:
-            source = self.distillation.teacher.name_or_path
-            write_sentence_files(source, folder, self.train_dataset.max_length)
-            (folder / "README.md").write_text(self.card, encoding="utf-8")
 
 
 def judge(
