@@ -12,8 +12,7 @@ from pathlib import Path
 from attention_targets import Figure, at_least, at_most, ratios, report
 
 from nystromformer.bench.cases import Case, prepare
-from nystromformer.bench.measure import interleaved_times
-from nystromformer.bench.memory import measure_memory
+from nystromformer.bench.measure import interleaved_times, measure_memory
 from nystromformer.bench.run import time_cases
 from nystromformer.records import Recorder, new_job_folder
 

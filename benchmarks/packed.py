@@ -24,8 +24,7 @@ from torch.nn import functional
 
 from nystromformer.attention import build_attention, valid_spans
 from nystromformer.attention.varlen import lengths_to_offsets
-from nystromformer.bench.measure import interleaved_times
-from nystromformer.bench.memory import peak_of
+from nystromformer.bench.measure import interleaved_times, peak_of
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, new_job_folder

@@ -8,8 +8,15 @@ import torch
 
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.bench.cases import DTYPES, Case, Setting, make_inputs, prepare
-from nystromformer.bench.measure import Times, interleaved_times, warm
-from nystromformer.bench.memory import MEASURED, Memory, is_out_of_memory, measure_memory
+from nystromformer.bench.measure import (
+    MEASURED,
+    Memory,
+    Times,
+    interleaved_times,
+    is_out_of_memory,
+    measure_memory,
+    warm,
+)
 from nystromformer.checks import check_number
 from nystromformer.errors import UserError
 from nystromformer.paper import DENSE, PEERS

@@ -1,6 +1,10 @@
-"""Times as measured; no test asserts a time."""
+"""Times as measured, of which no test asserts one, and peak memory in a fresh process."""
 
-from nystromformer.bench.measure import Times, interleaved_times
+import pytest
+
+from nystromformer.attention import ATTENTIONS
+from nystromformer.bench.cases import Case
+from nystromformer.bench.measure import Times, interleaved_times, measure_memory
 
 
 def test_times_are_interleaved_and_rotate():
@@ -22,3 +26,35 @@ def test_a_quiet_machine_is_measured_soon_and_a_disturbed_one_for_longer(monkeyp
     disturbed = Times((1.0, 1.2, 1.3, 1.4))
     assert not disturbed.is_steady(0.1)
     assert Times((*disturbed.seconds, 1.01, 1.02)).is_steady(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if ATTENTIONS[name].linear])
+def test_memory_grows_linearly_with_the_length(attention):
+    """Forward and backward between n = 2,048 and n = 8,192: four times the length, about four times the memory."""
+    short, long = (
+        measure_memory(Case(attention=attention, length=n, heads=4, backward=True)).bytes for n in (2048, 8192)
+    )
+    assert 1.5 * short < long < 5.5 * short
+
+
+def test_dense_attention_shows_that_the_memory_test_can_fail():
+    short, long = (measure_memory(Case(attention="dense", length=n, heads=4)).bytes for n in (512, 2048))
+    assert long > 9 * short
+
+
+def test_memory_of_a_call_counts_what_it_makes():
+    case = Case(attention="standard", length=8192, heads=4)
+    output = 8192 * 4 * 64 * 4
+    assert output <= measure_memory(case).bytes < 2 * output
+
+
+def test_what_takes_too_long_is_a_result():
+    long = Case(attention="standard", length=32_768)
+    assert measure_memory(long, timeout=0.1).failure == "took longer than 1 s"
+    assert measure_memory(Case(attention="standard", length=64)).failure == "", "and the next is measured again"
+
+
+def test_a_fault_says_what_it_is():
+    with pytest.raises(RuntimeError, match="failed with exit code 1:\nValueError: length 100: nystrom-attention needs"):
+        measure_memory(Case(attention="nystrom-attention", length=100))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nystromformer.bench.memory import Memory
+from nystromformer.bench.measure import Memory
 from nystromformer.bench.run import BenchOptions, reason_to_skip, run_bench
 from nystromformer.errors import UserError
 from nystromformer.records import Recorder, read_records
