@@ -1,7 +1,7 @@
-"""The encoder: embeddings, self-attention, layers, pooling."""
+"""The encoder: embeddings, rotary positions, self-attention, layers, pooling."""
 
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from nystromformer.attention import Attention, skip_convolution
-from nystromformer.attention.common import shape_of, zero_masked
+from nystromformer.attention.common import at_least_float32, shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.flattened import Borders
-from nystromformer.models.rotary import Rotation, rotate
 
 ONE_KERNEL = {"gelu_new": "gelu_pytorch_tanh"}
 """The same formula, computed and kept for backward as one operation instead of eight."""
+
+ROTARY_BASE = 10_000.0
+"""Wave lengths go from 2π tokens in the first pair of numbers to nearly 2π · ROTARY_BASE in the last."""
 
 
 def activation(name: str) -> nn.Module:
@@ -28,6 +30,42 @@ def activation(name: str) -> nn.Module:
     tensor([-0.1588,  0.0000,  1.9546])
     """
     return ACT2FN[ONE_KERNEL.get(name, name)]
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the angles by which queries and keys are turned, each (b or 1, 1, n, d / 2).
+
+    Turned by position, they have a product that depends on how far apart they stand, not on where (Su et al., 2021).
+    Any attention that sees them only through products, or through sums weighted alike for each of them, keeps that.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+
+def rotation_of(position_ids: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation:
+    """The angles of tokens at `position_ids` (b or 1, n), in `dtype` but at least in float32.
+
+    >>> rotation_of(torch.arange(3)[None], head_dim=4, dtype=torch.float32).cosine.shape
+    torch.Size([1, 1, 3, 2])
+    """
+    dtype = at_least_float32(dtype)
+    exponents = torch.arange(0, head_dim, 2, dtype=dtype, device=position_ids.device) / head_dim  # (d/2)
+    angles = position_ids[:, None, :, None].to(dtype) * ROTARY_BASE**-exponents  # (b 1 n d/2)
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """`x` (b, h, n, d) with each pair of numbers (j, j + d / 2) turned; computed at least in float32.
+
+    >>> x = torch.randn(1, 2, 5, 8)
+    >>> turned = rotate(x, rotation_of(torch.arange(5)[None], head_dim=8, dtype=x.dtype))
+    >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1)), torch.equal(turned[:, :, 0], x[:, :, 0])
+    (True, True)
+    """
+    first, second = x.to(rotation.cosine.dtype).chunk(2, dim=-1)  # (b h n d/2)
+    cosine, sine = rotation
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
 def tile_positions(table: Tensor, offset: int, length: int) -> Tensor:

@@ -12,7 +12,7 @@ from nystromformer.attention.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import PRESETS, NystromformerConfig
 from nystromformer.models.encoder import activation
-from nystromformer.models.losses import IGNORED, Count, cross_entropy_tally, sequence_loss
+from nystromformer.models.heads import IGNORED, Count, cross_entropy_tally, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
 

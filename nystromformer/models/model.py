@@ -20,12 +20,13 @@ from nystromformer.models.encoder import (
     NystromformerEmbeddings,
     NystromformerEncoder,
     NystromformerPooler,
+    Rotation,
     pool,
+    rotation_of,
     tile_positions,
     token_mask,
 )
 from nystromformer.models.flattened import Borders, flattened
-from nystromformer.models.rotary import Rotation, rotation_of
 
 SWITCHABLE = re.compile(
     r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.(position|token_type)_ids$"

@@ -13,8 +13,7 @@ from transformers.utils import ModelOutput
 from nystromformer.attention.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
-from nystromformer.models.heads import NystromformerWithHead, on_encoding
-from nystromformer.models.losses import IGNORED, Count, Tally, cross_entropy_tally
+from nystromformer.models.heads import IGNORED, Count, NystromformerWithHead, Tally, cross_entropy_tally, on_encoding
 
 TIED = {
     "cls.predictions.decoder.weight": "nystromformer.embeddings.word_embeddings.weight",

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from nystromformer.models import NystromformerForPreTraining
-from nystromformer.models.losses import IGNORED
+from nystromformer.models.heads import IGNORED
 from nystromformer.records import Recorder
 from nystromformer.training.callbacks import DETAILS, Clock, Curves, Record, ShowProgress
 from nystromformer.training.trainer import ExactTrainer, GroupedByLength, LongestFirst

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from nystromformer import NystromformerForMaskedLM, NystromformerModel
 from nystromformer.attention import ATTENTIONS, segment_means
 from nystromformer.models.conversion import convert_own, convert_to_bert
-from nystromformer.models.rotary import rotate, rotation_of
+from nystromformer.models.encoder import rotate, rotation_of
 
 SHIFT_INVARIANT = {"standard", "nystrom", "nystrom-local", "linformer", "longformer", "agent"}
 """They see queries and keys through products and through sums with the same weights for any position."""
