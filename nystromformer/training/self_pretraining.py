@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
 from nystromformer.data.lra import TASKS, Splits, as_is
-from nystromformer.data.lra.masked import MaskedExamples
+from nystromformer.data.lra.examples import MaskedExamples
 from nystromformer.files import CHECKSUMS, damage_of, read_object
 from nystromformer.models.lra import (
     LongRangeArenaConfig,
