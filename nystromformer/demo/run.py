@@ -6,19 +6,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nystromformer.bench.attention_study import AttentionStudy
 from nystromformer.bench.cases import available_peers, parse_lengths
 from nystromformer.bench.run import BenchOptions, run_bench
 from nystromformer.checks import check_at_least
 from nystromformer.demo import slides
-from nystromformer.demo.guides import Passage, guides_folder, read_passages
-from nystromformer.demo.maps import draw_attention_maps
 from nystromformer.demo.search import (
     ATTENTION,
     CHOSEN_BLOCKS,
     STEADY,
     Encoder,
+    Passage,
+    guides_folder,
     load_encoder,
     read_long_document,
+    read_passages,
     search,
     weights_folder,
 )
@@ -36,6 +38,7 @@ POOL, HELD_OUT = 160, 16
 """Slides to train on, and to measure on."""
 MAP_TOKENS = 256
 MAP_GUIDE = "how-it-works"
+MAP_KINDS = [("nystrom", 64), ("nystrom-local", 64)]
 TITLE = "Nyströmformer: what linear attention is for"
 INTRO = "Measured on this machine by the demo. Every figure comes from the records beside this page."
 
@@ -141,7 +144,12 @@ def train_on_slides(options: DemoOptions, recorder: Recorder) -> None:
 
 
 def draw_maps(options: DemoOptions, encoder: Encoder, passages: list[Passage]) -> None:
+    """Attention matrices of MiniLM's heads, exact and approximated."""
     shown = next((passage for passage in passages if passage.title.startswith(MAP_GUIDE)), passages[0])
-    draw_attention_maps(
-        options.out / "attention-map", encoder, shown.title, shown.text, min(MAP_TOKENS, options.tokens), options.seed
-    )
+    length = min(MAP_TOKENS, options.tokens)
+    batch = encoder.tokenizer([shown.text], truncation=True, max_length=length, return_tensors="pt")
+    study = AttentionStudy(MAP_KINDS)
+    study.look_at(encoder.model, encoder.tokenizer, [batch])
+    config = {"model": "MiniLM-L6", "text": shown.title, "kinds": [f"{name}-{m}" for name, m in MAP_KINDS]}
+    layers = sorted({0, study.layers // 2, study.layers - 1})
+    study.write(options.out / "attention-map", config, options.seed, layers=layers)
