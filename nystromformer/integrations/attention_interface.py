@@ -28,9 +28,9 @@ from nystromformer.integrations.offered import (
     chosen,
     repeat_heads,
     replacement_of,
+    token_mask,
 )
 from nystromformer.integrations.skip_convolution import convolution_kernel
-from nystromformer.integrations.token_masks import token_mask
 from nystromformer.models.flattened import Borders, flattened
 
 OPTIONS_FIELD = "attention_options"

@@ -1,7 +1,10 @@
-"""The attentions that fit into models made without them: which there are, and their options.
+"""The attentions that fit into models made without them: which there are, their options, and the masks they are given.
 
 Such an attention has nothing to train, costs linear time, takes the model's own scale, and the paper's convolution
 where a model has been given one. Its class says so; nothing here goes by name.
+
+Masks that were made for exact attention become one flag for each token. All that such flags can't say is refused: a
+mask that is dropped, or read as another, would change results without a word.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nystromformer.attention import ATTENTIONS, Attention
-from nystromformer.attention.common import all_valid
+from nystromformer.attention.common import all_valid, shape_of
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import did_you_mean
 
@@ -40,6 +43,9 @@ OPTIONS = {
 
 LONGEST_MAP = 1024
 """The most tokens for which whole attention matrices are made."""
+
+MASKED_FROM = -1e4
+"""Additive masks hold 0 for real tokens and at most this for padding; weights of e^-10000 are 0 in any precision."""
 
 
 @dataclass(frozen=True)
@@ -182,3 +188,54 @@ def crossing() -> list[str]:
 
 def one_of(names: Mapping[str, Any] | list[str]) -> str:
     return " or ".join(repr(name) for name in names)
+
+
+def token_mask(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    """The boolean mask (b, s) over keys in whatever exact attention would have been given.
+
+    That is (b, s), or (b, 1, 1, s) as models make it, or (b, h, n, s) where it is the same for all heads and queries;
+    boolean or whole numbers with True for real tokens, or additive with 0 for them.
+
+    >>> token_mask(torch.tensor([[[[0.0, -torch.inf]]]]), batch=1, length=2)
+    tensor([[ True, False]])
+    """
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"the attention mask is a {type(attention_mask).__name__}: must be a torch.Tensor.")
+    if attention_mask.dim() == 4:
+        attention_mask = _one_row(attention_mask)
+    if attention_mask.shape not in ((batch, length), (1, length)):
+        raise ValueError(
+            f"the attention mask has shape {shape_of(attention_mask)}: must be ({batch}, {length}) or ({batch}, 1, 1, "
+            f"{length}), one flag for each token."
+        )
+    return as_boolean(attention_mask).expand(batch, length)
+
+
+def as_boolean(mask: Tensor) -> Tensor:
+    """A mask with True for real tokens, from one that may be additive."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return mask.bool()
+    real = mask == 0
+    if not bool((real | (mask <= MASKED_FROM)).all()):
+        raise ValueError(
+            f"the attention mask has entries between {MASKED_FROM:g} and 0 or above: must be 0 for real tokens and "
+            f"-inf for padding, because a bias on the logits has no place in attention of linear cost."
+        )
+    return real
+
+
+def _one_row(mask: Tensor) -> Tensor:
+    """(b, s) of a mask (b, h, n, s) that is the same for all heads and queries."""
+    for axis in (1, 2):
+        if mask.shape[axis] == 1 or mask.stride(axis) == 0:
+            continue
+        if torch.compiler.is_compiling() or not bool((mask == mask.narrow(axis, 0, 1)).all()):
+            raise ValueError(
+                f"the attention mask has shape {shape_of(mask)}, one entry for each pair of tokens: must be padding, "
+                f"as (batch, length) or (batch, 1, 1, length), because attention of linear cost has no place for pairs."
+            )
+    return mask[:, 0, 0]

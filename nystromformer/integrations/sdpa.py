@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nystromformer.integrations.offered import Choice, attention_map, chosen, repeat_heads
-from nystromformer.integrations.token_masks import as_boolean, token_mask
+from nystromformer.integrations.offered import Choice, as_boolean, attention_map, chosen, repeat_heads, token_mask
 
 
 @contextmanager
