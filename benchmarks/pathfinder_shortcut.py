@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nystromformer.data.lra.pathfinder import PathfinderSetOptions
-from nystromformer.data.lra.pathfinder_contours import random_picture
+from nystromformer.data.lra.pathfinder import PathfinderSetOptions, random_picture
 from nystromformer.files import write_text
 from nystromformer.records import Recorder, new_job_folder
 from nystromformer.report.table import Table

@@ -6,15 +6,16 @@ from PIL import Image
 
 from nystromformer.data.lra.pathfinder import (
     DIFFICULTY,
+    PathfinderOptions,
     PathfinderSetOptions,
     distances_to_lines,
     draw,
     generate,
     picture_number,
     preview,
+    random_picture,
     read,
 )
-from nystromformer.data.lra.pathfinder_contours import PathfinderOptions, random_picture
 
 OPTIONS = PathfinderOptions()
 PICTURES = [random_picture(np.random.default_rng([7, index]), index % 2 == 0, OPTIONS) for index in range(20)]
