@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 
 from nystromformer.checks import check_at_least
 from nystromformer.data.slides import Slide, draw_slide
+from nystromformer.demo.slides import draw_slide_map
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, new_job_folder, write_config
-from nystromformer.report.slide_map import draw_slide_map
 from nystromformer.training.slides import SlideTraining, evaluate, small_transmil, tile_weights
 
 TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them

@@ -1,5 +1,9 @@
-"""Training at a length that matters: slides of thousands of tiles, exact and Nyström attention given the same time."""
+"""Training at a length that matters: slides of thousands of tiles, exact and Nyström attention given the same time.
 
+A picture shows what was planted in a slide, and where the CLS token of each classifier looks.
+"""
+
+import io
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -8,11 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from nystromformer.data.slides import Slide, draw_slide
+from nystromformer.files import write_bytes
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder
-from nystromformer.report.slide_map import draw_slide_map
 from nystromformer.training.slides import LANDMARKS, SlideTraining, evaluate, small_transmil, tile_weights
 
 TRAINING, HELD_OUT = range(2)  # parts of the data; no slide is in both
@@ -22,6 +31,11 @@ run of 100 steps stayed at chance; with 16 and 120 both seeds that were tried le
 BATCH = 4
 PICTURE = "slide.png"
 EXACT, NYSTROM = "standard", f"nystrom-{LANDMARKS}"
+
+TILE_COLORS = ListedColormap(["#ded7e3", "#4f86c6", "#d7263d"])
+OUTLINE = "#168f83"
+ZOOM = 0.11
+"""Half the width of what is enlarged, as a share of the slide."""
 
 
 @dataclass
@@ -127,3 +141,66 @@ def draw_maps(out: Path, slide: Slide, maps: dict[str, tuple[np.ndarray, Racer]]
         "CLS token of each looks after the same time of training"
     )
     recorder.record("picture", PICTURE, caption=caption)
+
+
+def draw_slide_map(
+    path: Path, cells: np.ndarray, planted: np.ndarray, artifacts: np.ndarray, maps: dict[str, np.ndarray]
+) -> None:
+    """A PNG: what was planted, the weights of each of `maps` over the whole slide, and the first around one cluster.
+
+    Args:
+        cells: (n, 2), row and column of each tile.
+        planted, artifacts: (n,), True for tiles of that kind.
+        maps: by title, one weight per tile; all share their colors.
+    """
+    count = len(cells)
+    relative = {title: np.maximum(weights * count, 1) for title, weights in maps.items()}  # 1: all get the same
+    scale = LogNorm(1, max(2.0, *(weights.max() for weights in relative.values())))
+    figure = Figure(figsize=(4.2 * (len(maps) + 2), 4.6), layout="constrained")
+    first, *panels, last = figure.subplots(1, len(maps) + 2)
+
+    kinds = np.where(planted, 2, np.where(artifacts, 1, 0))
+    first.imshow(on_grid(cells, kinds), cmap=TILE_COLORS, vmin=0, vmax=2, interpolation="nearest")
+    first.set_title(f"{planted.sum()} planted tiles among {count:,}")
+    first.legend(
+        handles=[Rectangle((0, 0), 1, 1, color=TILE_COLORS(kind)) for kind in (2, 1)],
+        labels=["planted: they make the slide positive", "artifacts: as unusual, in all slides"],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        frameon=False,
+    )
+    for panel, (title, weights) in zip(panels, relative.items(), strict=True):
+        _draw_weights(panel, cells, weights, scale, title)
+    _draw_weights(last, cells, next(iter(relative.values())), scale, "around one cluster, outline: planted")
+    last.contour(np.nan_to_num(on_grid(cells, planted)), levels=[0.5], colors="#4ad6c8", linewidths=1.5)
+    row, column = cells[planted][np.argmax(next(iter(maps.values()))[planted])]
+    reach = ZOOM * cells.max()
+    last.set(xlim=(column - reach, column + reach), ylim=(row + reach, row - reach))
+    bounds = (column - reach, row - reach, 2 * reach, 2 * reach)
+    panels[0].indicate_inset(bounds=bounds, edgecolor=OUTLINE, alpha=1, linewidth=1.5)
+    for panel in (first, *panels, last):
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_visible(panel is last)
+    colors = ScalarMappable(scale, "inferno")
+    figure.colorbar(colors, ax=[*panels, last], label="weight ÷ mean weight", shrink=0.85)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=100)
+    write_bytes(path, content.getvalue())
+
+
+def _draw_weights(panel: Axes, cells: np.ndarray, weights: np.ndarray, scale: LogNorm, title: str) -> None:
+    panel.imshow(on_grid(cells, weights), cmap="inferno", norm=scale, interpolation="nearest")
+    panel.set_title(title)
+
+
+def on_grid(cells: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """One value per tile as a picture of the slide, nan where there is no tissue.
+
+    >>> on_grid(np.array([[0, 0], [1, 1]]), np.array([3, 4]))
+    array([[ 3., nan],
+           [nan,  4.]])
+    """
+    rows, columns = cells.T
+    picture = np.full((rows.max() + 1, columns.max() + 1), np.nan)
+    picture[rows, columns] = values
+    return picture
