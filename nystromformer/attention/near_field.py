@@ -53,7 +53,7 @@ class SeenInPlace:
 
     @classmethod
     def of(cls, x: Sequences) -> "SeenInPlace":
-        chosen = None if x.chosen is None else torch.where(x.chosen.real, x.chosen.index, -1)
+        chosen = None if x.chosen is None else x.chosen.index_or_none
         return cls(x.query, (x.key, x.value, x.bias, chosen), x.blocks.size, x.scale)
 
     def of_rows(self, query: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from nystromformer.attention.common import at_least_float32
 from nystromformer.attention.landmarks import segments_of_ranks
-from nystromformer.attention.native import column_sums, runs_native
+from nystromformer.attention.native import column_sums, far_means, ridge_values, runs_native
 from nystromformer.attention.partial_softmax import MASKED
 
 SMALLEST_GRAM = 1e-6
@@ -175,6 +175,11 @@ class ChosenBlocks:
     index: Tensor  # (c, g, k)
     real: Tensor  # (c, g, k): false where there are fewer such blocks than k
 
+    @property
+    def index_or_none(self) -> Tensor:
+        """`index`, or -1 where there is none, as machine code takes it."""
+        return torch.where(self.real, self.index, -1)
+
 
 @dataclass(frozen=True)
 class FarField:
@@ -194,6 +199,11 @@ def far_field(
     chosen: ChosenBlocks | None = None,
 ) -> FarField:
     """The far field of `key` and `value` (number·size, c, d). Heads share segments; each takes its heavy keys out."""
+    if runs_native(key, value):
+        chosen_index = None if chosen is None else chosen.index_or_none
+        sizes = num_segments, blocks.size, blocks.number
+        far_key, far_value, bias = far_means(key, value, blocks.valid, heavy.place, heavy.real, chosen_index, *sizes)
+        return FarField(far_key, far_value, bias[:, :, None])
     wide = at_least_float32(key.dtype)
     divided = segments_of_ranks(blocks.places.expand(blocks.batch, -1), blocks.valid, num_segments)
     segment = blocks.for_heads(divided.index).gather(1, heavy.place)  # (c h)
@@ -259,6 +269,8 @@ def corrected_values(
     Of r core rows: `exact` (c, r, e) is B V; `near_out` (c, r, e) and `near_logsumexp` (c, r) come from their near
     keys; `far_logits` (c, r, m) are those of the far field, whose own values are `far_value` (c, m, e).
     """
+    if runs_native(exact, near_out, near_logsumexp, far_logits, far_value):
+        return ridge_values(exact, near_out, near_logsumexp, far_logits, far_value, ridge)
     total = torch.logaddexp(near_logsumexp, far_logits.logsumexp(-1))[..., None]  # (c r 1)
     A = torch.exp(far_logits - total)  # (c r m)
     share = torch.exp(near_logsumexp[..., None] - total)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from drawn import draw
+from instruction_sets import instructions, of_machine_code  # noqa: F401 (a fixture)
 
-from nystromformer.attention import native
 from nystromformer.attention.native import column_sums, library, moments
 from nystromformer.attention.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, token_blocks
@@ -19,23 +19,6 @@ SIZES = [
 ]
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE, HEADS, ROWS = 0.3, 3, 6
-
-
-SETS = ["avx512", "avx2", "baseline"]
-of_machine_code = pytest.mark.parametrize("instructions", SETS, indirect=True)
-
-
-@pytest.fixture(params=[*SETS, "none"])
-def instructions(request, monkeypatch):
-    """Every set that this processor has, and none: PyTorch's operations."""
-    has = torch.backends.cpu.get_cpu_capability()
-    fewer = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}.get(has, ("baseline",))
-    if request.param == "none":
-        monkeypatch.setattr(library, "_set", None)
-    elif request.param not in fewer or native.instructions().startswith("none"):
-        pytest.skip(f"this processor has {has}; machine code: {native.instructions()}")
-    else:
-        monkeypatch.setattr(library, "_set", request.param)
 
 
 class Input:

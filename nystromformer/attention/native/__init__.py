@@ -10,17 +10,26 @@ from nystromformer.attention.native.functions import (
     whole_attention,
 )
 from nystromformer.attention.native.library import instructions, runs_native, without_native
-from nystromformer.attention.native.local_functions import column_sums, local_attention, moments, near_attention
+from nystromformer.attention.native.local_functions import (
+    column_sums,
+    far_means,
+    local_attention,
+    moments,
+    near_attention,
+    ridge_values,
+)
 
 __all__ = [
     "MOST_COLUMNS",
     "column_sums",
+    "far_means",
     "instructions",
     "local_attention",
     "moments",
     "near_attention",
     "pinv",
     "pinv_gradient",
+    "ridge_values",
     "runs_native",
     "skip",
     "skip_kernel_gradient",

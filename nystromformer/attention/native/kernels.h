@@ -72,6 +72,8 @@ INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x
 #include "core.h"
 #include "local.h"
 #include "local_core.h"
+#include "ridge.h"
+#include "far.h"
 
 #if defined(TARGET) && defined(__clang__)
 _Pragma("clang attribute pop")

@@ -54,6 +54,32 @@ def local_attention(
     return _Local.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)[0]
 
 
+def far_means(
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    place: Tensor,
+    real: Tensor,
+    chosen: Tensor | None,
+    segments: int,
+    block: int,
+    blocks: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The far field of `key` and `value` (l, c, d), as `nystrom_local_parts.far_field` gives it: keys and values
+    (c, m, d), and the bias (blocks, c, m). `chosen` (c, blocks, k) is -1 where there is no such block."""
+    return _Far.apply(key, value, valid, place, real, chosen, segments, block, blocks)
+
+
+def ridge_values(
+    exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float
+) -> Tensor:
+    """What `nystrom_local_parts.corrected_values` gives."""
+    inputs = exact, near_out, near_lse, far_logits, far_value
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _Ridge.apply(*inputs, ridge)[0]
+    return ops.ridge(*inputs, ridge, False)[0]
+
+
 class _Near(Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -98,3 +124,44 @@ class _Local(Function):
         grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
         grad_query, grad_key, grad_value, grad_far_key, grad_far_value = grads
         return grad_query, grad_key, grad_value, None, None, grad_far_key, grad_far_value, None, None, None
+
+
+class _Ridge(Function):
+    """Keeps what is small: weights of the core rows, and the factor of the system that was solved."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return ops.ridge(*inputs, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.ridge = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        return *ops.ridge_backward(grad, *ctx.saved_tensors, ctx.ridge), None
+
+
+class _Far(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.far(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        key, _, valid, place, real, chosen, *ctx.sizes = inputs
+        ctx.length = key.shape[0]
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(valid, place, real, chosen)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_key: Tensor, grad_value: Tensor, unused: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ops.far_backward(grad_key, grad_value, ctx.length, *ctx.saved_tensors, *ctx.sizes)
+        return *grads, *(None,) * 7

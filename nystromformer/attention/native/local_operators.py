@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nystromformer.attention.native.library import call
-from nystromformer.attention.native.thin_operators import in_rows, register
+from nystromformer.attention.native.thin_operators import in_rows, padded, register
 
 _NONE = (0, 0, 0, 0)
 
@@ -160,9 +160,138 @@ def _local_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in (query, key, value, far_key, far_value))
 
 
+def far(
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    place: Tensor,
+    real: Tensor,
+    chosen: Tensor | None,
+    segments: int,
+    block: int,
+    blocks: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means (c, segments, d) over the segments of `key` and `value` without the heavy keys in `place` (c, k), where they
+    are `real`, then the heavy keys; and for each block the log of how many keys each stands for, (blocks, c, m)."""
+    far_key, far_value, bias = results = _far_shapes(key, value, valid, place, real, chosen, segments, block, blocks)
+    key, value = in_rows(key), in_rows(value)
+    tensors = (key, value, far_key, far_value)
+    held, numbers = _far_numbers(tensors, valid, place, real, chosen, segments, block, blocks)
+    call("far_forward", key.dtype, 0.0, *numbers, bias.data_ptr())
+    del held
+    return results
+
+
+def _far_shapes(
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    place: Tensor,
+    real: Tensor,
+    chosen: Tensor | None,
+    segments: int,
+    block: int,
+    blocks: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads, m = key.shape[1], segments + place.shape[1]
+    new = key.new_empty
+    return new(heads, m, key.shape[2]), new(heads, m, value.shape[2]), new(blocks, heads, m)
+
+
+def _far_numbers(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    valid: Tensor,
+    place: Tensor,
+    real: Tensor,
+    chosen: Tensor | None,
+    segments: int,
+    block: int,
+    blocks: int,
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    key, value, far_key, far_value = tensors
+    held = [x.contiguous() for x in (valid, place, real)]
+    addresses = [x.data_ptr() for x in held]
+    if chosen is not None:
+        held.append(chosen.contiguous())
+    length, heads, width = key.shape
+    sizes = (length, heads, heads // valid.shape[0], segments, place.shape[1], width, value.shape[2], block, blocks)
+    seen = (0, *addresses, 0) if chosen is None else (chosen.shape[2], *addresses, held[-1].data_ptr())
+    return held, (*sizes, *seen, *_sequence(key), *_sequence(value), *_rows(far_key), *_rows(far_value))
+
+
+def far_backward(grad_key: Tensor, grad_value: Tensor, length: int, *given: Any) -> tuple[Tensor, Tensor]:
+    """Gradients of keys and values (length, c, d). `given`: the other tensors that `far` took, and its numbers."""
+    grads = _far_backward_shapes(grad_key, grad_value, length)
+    grad_key, grad_value = in_rows(grad_key), in_rows(grad_value)
+    held, numbers = _far_numbers((*grads, grad_key, grad_value), *given)
+    call("far_backward", grad_key.dtype, 0.0, *numbers)
+    del held
+    return grads
+
+
+def _far_backward_shapes(grad_key: Tensor, grad_value: Tensor, length: int, *_: Any) -> tuple[Tensor, Tensor]:
+    first, second = (x.new_empty(length, x.shape[0], x.shape[2]) for x in (grad_key, grad_value))
+    return first, second
+
+
+def ridge(
+    exact: Tensor,
+    near_out: Tensor,
+    near_lse: Tensor,
+    far_logits: Tensor,
+    far_value: Tensor,
+    ridge: float,
+    keep: bool,
+) -> tuple[Tensor, ...]:
+    """The values (c, m, e) that `nystrom_local_parts.corrected_values` gives and, where `keep`, what the backward needs:
+    weights of far keys, the near share, what is left, and the Cholesky factor."""
+    W, *kept = _ridge_shapes(exact, near_out, near_lse, far_logits, far_value, ridge, keep)
+    held, numbers = _ridge_numbers(exact, near_out, near_lse, far_logits, far_value, W, *kept)
+    call("ridge_forward", W.dtype, ridge, *numbers)
+    del held
+    return W, *kept
+
+
+def _ridge_shapes(
+    exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float, keep: bool
+) -> tuple[Tensor, ...]:
+    heads, count, m = far_logits.shape
+    mp, ep = padded(m), padded(far_value.shape[2])
+    shapes = ((count, mp), (count,), (count, ep), (m, mp)) if keep else ((0, mp), (0,), (0, ep), (0, mp))
+    return far_value.new_empty(far_value.shape), *(far_value.new_empty(heads, *shape) for shape in shapes)
+
+
+def _ridge_numbers(
+    exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, W: Tensor, *kept: Tensor
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    heads, count, m = far_logits.shape
+    held = [*map(in_rows, (exact, near_out, near_lse, far_logits, far_value, W)), *kept]
+    exact, near_out, near_lse, far_logits, far_value, W = held[:6]
+    of_kept = _NONE * 4 if kept[1].numel() == 0 else (*_rows(kept[0]), *_row(kept[1]), *_rows(kept[2]), *_rows(kept[3]))
+    tensors = (*_rows(exact), *_rows(near_out), *_row(near_lse), *_rows(far_logits), *_rows(far_value), *_rows(W))
+    return held, (heads, count, m, far_value.shape[2], kept[0].shape[2], kept[2].shape[2], *tensors, *of_kept)
+
+
+def ridge_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Gradients of all five tensors that `ridge` took. `given`: these, what it gave, and its number."""
+    *tensors, ridge = given
+    held, numbers = _ridge_numbers(*tensors)
+    grad, grads = in_rows(grad), _ridge_backward_shapes(grad, *tensors)
+    exact, near_out, near_lse, logits, value = grads
+    of_grads = (*_rows(exact), *_rows(near_out), *_row(near_lse), *_rows(logits), *_rows(value))
+    call("ridge_backward", grad.dtype, ridge, *numbers, *_rows(grad), *of_grads)
+    del held
+    return grads
+
+
+def _ridge_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in given[:5])
+
+
 _KEYS = "Tensor key, Tensor value, Tensor bias, Tensor? chosen"
 _FAR = "Tensor far_key, Tensor far_value, Tensor far_bias"
 _BOTH = "int block, float scale"
+_FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 register(
     "column_sums(Tensor query, Tensor lse, Tensor key, float scale, SymInt places) -> Tensor",
     column_sums,
@@ -179,7 +308,22 @@ register(
 register(f"local(Tensor query, {_KEYS}, {_FAR}, {_BOTH}) -> (Tensor, Tensor)", local, _local_shapes)
 register(
     f"local_backward(Tensor grad, Tensor query, {_KEYS}, {_FAR}, Tensor out, Tensor lse, {_BOTH}) "
-    f"-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"-> {_FIVE}",
     local_backward,
     _local_backward_shapes,
+)
+_RIDGE = "Tensor exact, Tensor near_out, Tensor near_lse, Tensor far_logits, Tensor far_value"
+register(f"ridge({_RIDGE}, float ridge, bool keep) -> {_FIVE}", ridge, _ridge_shapes)
+register(
+    f"ridge_backward(Tensor grad, {_RIDGE}, Tensor W, Tensor A, Tensor share, Tensor left, Tensor factor, float ridge) "
+    f"-> {_FIVE}",
+    ridge_backward,
+    _ridge_backward_shapes,
+)
+_HEAVY = "Tensor valid, Tensor place, Tensor real, Tensor? chosen, int segments, int block, SymInt blocks"
+register(f"far(Tensor key, Tensor value, {_HEAVY}) -> (Tensor, Tensor, Tensor)", far, _far_shapes)
+register(
+    f"far_backward(Tensor grad_key, Tensor grad_value, SymInt length, {_HEAVY}) -> (Tensor, Tensor)",
+    far_backward,
+    _far_backward_shapes,
 )

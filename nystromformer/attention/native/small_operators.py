@@ -14,14 +14,12 @@ from nystromformer.attention.native.thin_operators import (
     columns_backward,
     in_rows,
     new_rows,
+    padded,
     register,
     rows,
     rows_backward,
     view,
 )
-
-_PADDED = 32
-"""Numbers that whole vectors of every kind come to: the sides of squares are multiples of it."""
 
 
 def _pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
@@ -33,19 +31,15 @@ def _pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor
 
 
 def _pinv_numbers(A: Tensor, Z: Tensor, norms: Tensor) -> tuple[int, ...]:
-    return (*A.shape, _side(*A.shape[1:]), *view(A[None]), *view(Z[None]), norms.data_ptr())
+    return (*A.shape, padded(*A.shape[1:]), *view(A[None]), *view(Z[None]), norms.data_ptr())
 
 
 def _addresses(steps: list[Tensor], iterations: int) -> tuple[int, ...]:
     return (iterations, *([x.data_ptr() for x in steps] or [0] * iterations))
 
 
-def _side(*sizes: int) -> int:
-    return (max(sizes) + _PADDED - 1) // _PADDED * _PADDED
-
-
 def _pinv_shapes(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    steps = _steps(A, A.shape[0], _side(*A.shape[1:]), iterations if keep else 0)
+    steps = _steps(A, A.shape[0], padded(*A.shape[1:]), iterations if keep else 0)
     return A.new_empty(A.shape[0], A.shape[2], A.shape[1]), steps
 
 
@@ -133,7 +127,7 @@ def _nystrom_shapes(
     scale: float,
     keep: bool,
 ) -> tuple[Any, ...]:
-    side = _side(num_landmarks)
+    side = padded(num_landmarks)
     small = lambda *shape: query.new_empty(*query.shape[:2], *shape)
     queries, keys = small(num_landmarks, query.shape[3]), small(num_landmarks, query.shape[3])
     BV, W = new_rows(queries, value.shape[3]), small(num_landmarks, value.shape[3])

@@ -13,6 +13,7 @@ from nystromformer.attention.native.library import call
 
 _operators = torch.library.Library("nystromformer", "DEF")
 _NONE = (0, 0, 0, 0)
+_PADDED = 32
 
 
 def register(schema: str, function: Callable, of_shapes: Callable) -> None:
@@ -25,6 +26,11 @@ def register(schema: str, function: Callable, of_shapes: Callable) -> None:
 def in_rows(x: Tensor) -> Tensor:
     """`x` with each row in one piece."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def padded(*sizes: int) -> int:
+    """The largest, up to a multiple of what whole vectors of every kind come to."""
+    return (max(sizes) + _PADDED - 1) // _PADDED * _PADDED
 
 
 def view(x: Tensor | None) -> tuple[int, ...]:
