@@ -8,7 +8,6 @@ made by itself and merged with the far one.
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 

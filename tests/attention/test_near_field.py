@@ -3,7 +3,6 @@
 import pytest
 import torch
 from drawn import draw
-from instruction_sets import instructions, of_machine_code  # noqa: F401 (a fixture)
 
 from nystromformer.attention.native import column_sums, library, moments
 from nystromformer.attention.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
@@ -19,6 +18,7 @@ SIZES = [
 ]
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE, HEADS, ROWS = 0.3, 3, 6
+of_machine_code = pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"], indirect=True)
 
 
 class Input:

@@ -1,11 +1,11 @@
 """The far field and the values fitted to core rows are what counting and a dense solution give."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from drawn import draw, random_mask
-from instruction_sets import instructions  # noqa: F401 (a fixture)
 
 from nystromformer.attention.nystrom_local_parts import (
     SMALLEST_GRAM,
@@ -47,10 +47,8 @@ def counted(key, value, heavy, blocks, segments, chosen):
     for c in range(key.shape[1]):
         valid = blocks.valid[c // blocks.heads].item()
         places = [place for place, real in zip(heavy.place[c].tolist(), heavy.real[c].tolist(), strict=True) if real]
-        parts = [
-            [i for i in range(math.ceil(j * valid / segments), math.ceil((j + 1) * valid / segments)) if i not in places]
-            for j in range(segments)
-        ]
+        edges = [math.ceil(j * valid / segments) for j in range(segments + 1)]
+        parts = [[i for i in range(*edge) if i not in places] for edge in itertools.pairwise(edges)]
         mean = lambda x, part, c=c: x[part, c].mean(0) if part else 0 * x[0, c]
         keys.append(torch.stack([mean(key, part) for part in parts] + [key[i, c] for i in heavy.place[c]]))
         values.append(torch.stack([mean(value, part) for part in parts] + [value[i, c] for i in heavy.place[c]]))

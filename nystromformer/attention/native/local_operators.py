@@ -171,8 +171,8 @@ def far(
     block: int,
     blocks: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Means (c, segments, d) over the segments of `key` and `value` without the heavy keys in `place` (c, k), where they
-    are `real`, then the heavy keys; and for each block the log of how many keys each stands for, (blocks, c, m)."""
+    """Means (c, segments, d) over the segments of `key` and `value` without the heavy keys in `place` (c, k), where
+    those are `real`, then the heavy keys; and for each block the log of how many keys each is, (blocks, c, m)."""
     far_key, far_value, bias = results = _far_shapes(key, value, valid, place, real, chosen, segments, block, blocks)
     key, value = in_rows(key), in_rows(value)
     tensors = (key, value, far_key, far_value)
@@ -243,8 +243,8 @@ def ridge(
     ridge: float,
     keep: bool,
 ) -> tuple[Tensor, ...]:
-    """The values (c, m, e) that `nystrom_local_parts.corrected_values` gives and, where `keep`, what the backward needs:
-    weights of far keys, the near share, what is left, and the Cholesky factor."""
+    """The values (c, m, e) that `nystrom_local_parts.corrected_values` gives and, where `keep`, what the backward
+    needs: weights of far keys, the near share, what is left, and the Cholesky factor."""
     W, *kept = _ridge_shapes(exact, near_out, near_lse, far_logits, far_value, ridge, keep)
     held, numbers = _ridge_numbers(exact, near_out, near_lse, far_logits, far_value, W, *kept)
     call("ridge_forward", W.dtype, ridge, *numbers)
@@ -307,8 +307,7 @@ register(
 )
 register(f"local(Tensor query, {_KEYS}, {_FAR}, {_BOTH}) -> (Tensor, Tensor)", local, _local_shapes)
 register(
-    f"local_backward(Tensor grad, Tensor query, {_KEYS}, {_FAR}, Tensor out, Tensor lse, {_BOTH}) "
-    f"-> {_FIVE}",
+    f"local_backward(Tensor grad, Tensor query, {_KEYS}, {_FAR}, Tensor out, Tensor lse, {_BOTH}) -> {_FIVE}",
     local_backward,
     _local_backward_shapes,
 )

@@ -6,11 +6,8 @@ import torch
 from nystromformer.attention import native
 from nystromformer.attention.native import library
 
-SETS = ["avx512", "avx2", "baseline"]
-of_machine_code = pytest.mark.parametrize("instructions", SETS, indirect=True)
 
-
-@pytest.fixture(params=[*SETS, "none"])
+@pytest.fixture(params=["avx512", "avx2", "baseline", "none"])
 def instructions(request, monkeypatch):
     """None is PyTorch's operations."""
     has = torch.backends.cpu.get_cpu_capability()
