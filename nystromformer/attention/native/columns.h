@@ -8,10 +8,16 @@ typedef struct {
     view query, key, value, bias; /* bias (g, c, s) or none */
     view out, lse;                /* lse (g, c, n) */
     view grad, grad_lse, grad_query, grad_key, grad_value; /* backward; grad_lse (g, c, n) or none */
+    view skip, kernel, grad_kernel; /* backward: gradients (g, c, s, e) of a skip convolution of the values with kernels
+                                       (c, taps), whose gradients are wanted, too; or none */
+    int64_t taps;
+    view grad_means; /* backward: gradients (g, c, m, d) of means over m segments of the keys, or none */
+    int64_t m;
     REAL scale;
     int64_t np, dp, ep;       /* n, d, e up to a multiple of COLUMNS */
     int64_t s_each, s_parts;  /* how items divide the keys */
     REAL *partial;            /* of each item, where there are several of one (g, c) */
+    REAL *partial_kernel;     /* of each item */
 } columns_task;
 
 INLINE columns_task take_columns(const int64_t **args, double scale, int64_t rows_each) {
@@ -143,11 +149,31 @@ static void softmax_columns_backward(REAL *P, REAL *dP, int64_t rows, const REAL
         }
 }
 
+INLINE int64_t taps_padded(const columns_task *t) { return up_to_multiple(t->taps, TAPS); }
+
+/* Adds their share of the gradient of segment means to gradients of keys `first` to `first` + `rows`. */
+INLINE void add_to_segments(const columns_task *t, int64_t g, int64_t c, int64_t first, int64_t rows, REAL *grad,
+                            int64_t stride) {
+    int64_t j = first * t->m / t->s, end = parts_of((j + 1) * t->s, t->m);
+    REAL share = (REAL)1 / (end - parts_of(j * t->s, t->m));
+    for (int64_t r = first; r < first + rows; r++, grad += stride) {
+        if (r == end) {
+            j++;
+            end = parts_of((j + 1) * t->s, t->m);
+            share = (REAL)1 / (end - r);
+        }
+        const REAL *mean = at(t->grad_means, g, c, j);
+        for (int64_t k = 0; k < t->d; k++) grad[k] += mean[k] * share;
+    }
+}
+
 INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int64_t first, int64_t end, REAL *dQ,
-                                REAL *scratch) {
+                                REAL *of_taps, REAL *scratch) {
     const int64_t np = t->np, dp = t->dp, ep = t->ep;
     REAL *QT = scratch, *Q = QT + t->d * np, *GT = Q + t->n * dp, *G = GT + t->e * np, *lse = G + t->n * ep;
     REAL *less = lse + np, *K = less + np, *V = K + TOKENS * dp, *P = V + TOKENS * ep, *dP = P + TOKENS * np;
+    REAL *window = dP + TOKENS * np, *taps = window + (TOKENS + taps_padded(t)) * ep;
+    if (t->taps) pack_taps(taps, at(t->kernel, 0, c, 0), t->taps, 1);
     pack_transposed(QT, at(t->query, g, c, 0), t->query.r, t->n, t->d);
     pack_panels(Q, at(t->query, g, c, 0), t->query.r, t->n, t->d);
     pack_transposed(GT, at(t->grad, g, c, 0), t->grad.r, t->n, t->e);
@@ -174,11 +200,17 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
         times(dP, np, V, ep, GT, rows, np, t->e, 0);
         softmax_columns_backward(P, dP, rows, t->bias.data ? at(t->bias, g, c, 0) + r : NULL, t, lse, less);
         add_transposed_times(dQ, dp, dP, np, K, dp, t->n, dp, rows);
+        if (t->taps) {
+            pack_window(window, ep, t->skip, g, c, r - t->taps / 2, rows + taps_padded(t), t->s, t->e);
+            add_correlation(of_taps, V, window, rows, taps_padded(t), ep);
+        }
         /* Keys that blocks share get what each block adds; others are written once, into memory that held anything. */
         if (t->e == ep) {
             times(grad_value, t->grad_value.r, P, np, G, rows, ep, t->n, t->overlap ? 1 : 0);
+            if (t->taps) convolve(grad_value, t->grad_value.r, taps, t->taps, window, ep, rows, ep, 1);
         } else {
             times(V, ep, P, np, G, rows, ep, t->n, 0);
+            if (t->taps) convolve(V, ep, taps, t->taps, window, ep, rows, ep, 1);
             (t->overlap ? unpack_adding : unpack)(grad_value, t->grad_value.r, V, ep, rows, t->e);
         }
         if (t->d == dp) {
@@ -187,6 +219,7 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
             times(K, dp, dP, np, Q, rows, dp, t->n, 0);
             (t->overlap ? unpack_adding : unpack)(grad_key, t->grad_key.r, K, dp, rows, t->d);
         }
+        if (t->m) add_to_segments(t, g, c, r, rows, grad_key, t->grad_key.r);
     }
 }
 
@@ -196,11 +229,13 @@ static void columns_backward_item(const void *task, int64_t item, void *scratch)
     const int64_t first = item % t->s_parts * t->s_each, end = smaller(first + t->s_each, t->s);
     const int64_t size = t->n * t->dp;
     REAL *dQ = t->partial ? t->partial + item * size : scratch;
+    REAL *of_taps = t->partial_kernel + item * taps_padded(t);
+    memset(of_taps, 0, taps_padded(t) * sizeof(REAL));
     for (int64_t g = 0; g < t->G; g++) {
         if (!t->overlap && g != item / t->s_parts % t->G) continue;
         const int64_t c = t->overlap ? item : item / t->s_parts / t->G;
         memset(dQ, 0, size * sizeof(REAL));
-        columns_backward_of(t, g, c, first, end, dQ, (REAL *)scratch + size);
+        columns_backward_of(t, g, c, first, end, dQ, of_taps, (REAL *)scratch + size);
         if (!t->partial) unpack(at(t->grad_query, g, c, 0), t->grad_query.r, dQ, t->dp, t->n, t->d);
     }
 }
@@ -219,13 +254,26 @@ ENTRY(columns_backward)(const int64_t *args, double scale) {
     columns_task t = take_columns(&args, scale, ROWS_BACKWARD);
     t.grad = take_view(&args), t.grad_lse = take_view(&args);
     t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
-    const int64_t items = t.overlap ? t.C : t.G * t.C * t.s_parts;
-    if (t.s_parts > 1 && !(t.partial = malloc(items * t.n * t.dp * sizeof(REAL)))) return OUT_OF_MEMORY;
-    const int64_t numbers =
-        2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np + TOKENS * (t.dp + t.ep + 2 * t.np);
+    t.skip = take_view(&args), t.kernel = take_view(&args), t.grad_kernel = take_view(&args), t.taps = take(&args);
+    t.grad_means = take_view(&args), t.m = take(&args);
+    const int64_t items = t.overlap ? t.C : t.G * t.C * t.s_parts, padded = taps_padded(&t);
+    const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
+    REAL *memory = malloc((of_queries + items * padded) * sizeof(REAL) + 1);
+    if (!memory) return OUT_OF_MEMORY;
+    t.partial = of_queries ? memory : NULL, t.partial_kernel = memory + of_queries;
+    const int64_t numbers = 2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np +
+                            TOKENS * (t.dp + t.ep + 2 * t.np) + (TOKENS + padded) * t.ep + t.taps;
     int outcome = nystrom_for_each_item(columns_backward_item, &t, items, numbers * sizeof(REAL), t.threads);
     if (t.partial && outcome == DONE)
         outcome = nystrom_for_each_item(columns_backward_sum, &t, t.G * t.C, 0, t.threads);
-    free(t.partial);
+    for (int64_t c = 0; t.taps && c < t.C; c++) { /* windows of gradients give the taps from the last to the first */
+        const REAL *from = t.partial_kernel + c * t.G * t.s_parts * padded;
+        for (int64_t j = 0; j < t.taps; j++) {
+            REAL *to = at(t.grad_kernel, 0, c, 0) + t.taps - 1 - j;
+            *to = 0;
+            for (int64_t i = 0; i < t.G * t.s_parts; i++) *to += from[i * padded + j];
+        }
+    }
+    free(memory);
     return outcome;
 }

@@ -64,7 +64,7 @@ NOT_INLINE void convolve(REAL *out, int64_t stride, const REAL *kernel, int64_t 
 }
 
 typedef struct {
-    int64_t threads, G, C, n, e, taps, flag; /* convolution: bit 1 reverses the kernel, bit 2 adds to what is there */
+    int64_t threads, G, C, n, e, taps;
     view value, kernel, out, grad;           /* kernel (1, c, taps) */
     int64_t ep, parts;
     REAL *partial;
@@ -73,7 +73,7 @@ typedef struct {
 INLINE skip_task take_skip(const int64_t **args) {
     skip_task t = {0};
     t.threads = take(args);
-    t.G = take(args), t.C = take(args), t.n = take(args), t.e = take(args), t.taps = take(args), t.flag = take(args);
+    t.G = take(args), t.C = take(args), t.n = take(args), t.e = take(args), t.taps = take(args);
     t.value = take_view(args), t.kernel = take_view(args);
     t.ep = up_to_multiple(t.e, COLUMNS);
     t.parts = parts_of(t.n, ROWS_FORWARD);
@@ -85,16 +85,16 @@ static void skip_item(const void *task, int64_t item, void *scratch) {
     const int64_t first = item % t->parts * ROWS_FORWARD, end = smaller(first + ROWS_FORWARD, t->n), ep = t->ep;
     const int64_t g = item / t->parts % t->G, c = item / t->parts / t->G;
     REAL *window = scratch, *own = window + (TOKENS + t->taps) * ep, *taps = own + TOKENS * ep;
-    pack_taps(taps, at(t->kernel, 0, c, 0), t->taps, t->flag & 1);
+    pack_taps(taps, at(t->kernel, 0, c, 0), t->taps, 0);
     for (int64_t r = first; r < end; r += TOKENS) {
         const int64_t rows = smaller(TOKENS, end - r);
         REAL *out = at(t->out, g, c, r);
         pack_window(window, ep, t->value, g, c, r - t->taps / 2, rows + t->taps - 1, t->n, t->e);
         if (t->e == ep) {
-            convolve(out, t->out.r, taps, t->taps, window, ep, rows, ep, t->flag & 2 ? 1 : 0);
+            convolve(out, t->out.r, taps, t->taps, window, ep, rows, ep, 0);
         } else {
             convolve(own, ep, taps, t->taps, window, ep, rows, ep, 0);
-            (t->flag & 2 ? unpack_adding : unpack)(out, t->out.r, own, ep, rows, t->e);
+            unpack(out, t->out.r, own, ep, rows, t->e);
         }
     }
 }
@@ -109,6 +109,21 @@ ENTRY(skip)(const int64_t *args, double unused) {
 
 #define TAPS 12 /* of a kernel whose gradients are summed together, in as many registers */
 
+/* sums[j] += Σ x[i] · window[i + j] over rows, for j up to a multiple of TAPS. */
+NOT_INLINE void add_correlation(REAL *sums, const REAL *x, const REAL *window, int64_t rows, int64_t taps, int64_t ep) {
+    for (int64_t j = 0; j < taps; j += TAPS) {
+        vector some[TAPS] = {0};
+        for (int64_t k = 0; k < ep; k += LANES)
+            for (int64_t i = 0; i < rows; i++) {
+                const vector a = load(x + i * ep + k);
+#pragma GCC unroll 12
+                for (int l = 0; l < TAPS; l++) some[l] += a * load(window + (i + j + l) * ep + k);
+            }
+#pragma GCC unroll 12
+        for (int l = 0; l < TAPS; l++) sums[j + l] += sum_of(some[l]);
+    }
+}
+
 /* Σ grad[i] · value[i + j − taps/2] over the rows of an item, for each tap j. */
 static void skip_kernel_item(const void *task, int64_t item, void *scratch) {
     const skip_task *t = task;
@@ -120,17 +135,7 @@ static void skip_kernel_item(const void *task, int64_t item, void *scratch) {
         const int64_t rows = smaller(TOKENS, end - r);
         pack(G, ep, at(t->grad, g, c, r), t->grad.r, rows, t->e);
         pack_window(window, ep, t->value, g, c, r - t->taps / 2, rows + padded, t->n, t->e);
-        for (int64_t j = 0; j < padded; j += TAPS) {
-            vector some[TAPS] = {0};
-            for (int64_t k = 0; k < ep; k += LANES)
-                for (int64_t i = 0; i < rows; i++) {
-                    const vector x = load(G + i * ep + k);
-#pragma GCC unroll 12
-                    for (int l = 0; l < TAPS; l++) some[l] += x * load(window + (i + j + l) * ep + k);
-                }
-#pragma GCC unroll 12
-            for (int l = 0; l < TAPS; l++) sums[j + l] += sum_of(some[l]);
-        }
+        add_correlation(sums, G, window, rows, padded, ep);
     }
 }
 

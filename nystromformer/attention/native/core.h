@@ -77,22 +77,24 @@ static void core_backward_item(const void *task, int64_t item, void *scratch) {
     const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
     const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS), mp = up_to_multiple(m, COLUMNS);
     const REAL *A = t->A + item * square, *Z = t->Z + item * square;
-    REAL *grad = scratch, *grad_A = grad + square, *spare = grad_A + square, *panels = spare + 6 * square;
+    REAL *grad = scratch, *turned = grad + square, *grad_A = turned + square, *spare = grad_A + square;
+    REAL *panels = spare + 5 * square;
     REAL *wide = panels + size * (dp + ep), *result = wide + m * (dp + ep);
     /* of W = Z (B V) */
     pack(wide, ep, at(t->grad_W, g, c, 0), t->grad_W.r, m, t->e);
     memset(result, 0, m * ep * sizeof(REAL));
     add_transposed_times(result, ep, Z, size, wide, ep, m, ep, m);
     unpack(at(t->grad_BV, g, c, 0), t->grad_BV.r, result, ep, m, t->e);
-    pack_transposed(panels, at(t->BV, g, c, 0), t->BV.r, m, t->e);
+    /* of Z, transposed */
+    pack(wide, ep, at(t->BV, g, c, 0), t->BV.r, m, t->e);
+    pack_transposed(panels, at(t->grad_W, g, c, 0), t->grad_W.r, m, t->e);
     memset(grad, 0, square * sizeof(REAL));
     times(grad, size, wide, ep, panels, m, mp, t->e, 0);
-    /* of Z */
     const norms x = norms_of(A, m, size, spare);
     const REAL norm = x.column_sum * x.row_sum;
-    memset(grad_A, 0, square * sizeof(REAL));
-    pinv_steps_backward(A, grad, grad_A, t->steps, item, spare, size, t->iterations);
-    const REAL less = first_step_backward(A, grad, grad_A, size, norm) / (norm * norm);
+    memset(turned, 0, square * sizeof(REAL));
+    pinv_steps_backward(A, grad, turned, t->steps, item, spare, size, t->iterations);
+    const REAL less = first_step_backward(grad_A, A, grad, turned, size, norm) / (norm * norm);
     for (int64_t i = 0; i < m; i++) {
         if (A[i * size + x.column] > 0) grad_A[i * size + x.column] -= less * x.row_sum;
         if (A[x.row * size + i] > 0) grad_A[x.row * size + i] -= less * x.column_sum;

@@ -51,18 +51,6 @@ NOT_INLINE void square_times(REAL *C, const REAL *A, const REAL *B, const REAL *
     product(C, D, size, A, size, 1, B, size, COLUMNS, size, size, size, factor, before);
 }
 
-/* C = factor·Aᵀ B + before·D, of squares. */
-INLINE void transposed_square_times(REAL *C, const REAL *A, const REAL *B, const REAL *D, int64_t size, REAL factor,
-                                    REAL before) {
-    transposed_times_plus(C, D, size, A, size, B, size, size, size, size, factor, before);
-}
-
-/* C = factor·A Bᵀ + before·D with Bᵀ in panels. */
-INLINE void square_times_panels(REAL *C, const REAL *A, const REAL *B, const REAL *D, int64_t size, REAL factor,
-                                REAL before) {
-    times_plus(C, D, size, A, size, B, size, size, size, factor, before);
-}
-
 /* `current` from the first Z to the last, for the `item`-th matrix, a square A. Z, Y and T of each step go to `steps`,
    where there are any; `spare` is four squares. */
 static void pinv_steps(const REAL *A, REAL *current, const int64_t *steps, int64_t item, REAL *spare, int64_t size,
@@ -95,38 +83,37 @@ ENTRY(pinv_forward)(const int64_t *args, double unused) {
     return nystrom_for_each_item(pinv_forward_item, &t, t.count, numbers * sizeof(REAL), t.threads);
 }
 
-/* `grad` from that of the last Z to that of the first, and what the steps add to `grad_A`; `spare` is six squares. */
+/* `grad` from that of the last Z to that of the first, and what the steps add to `grad_A`; `spare` is five squares.
+   All gradients are transposed here: then Xᵀ D is D' X, D Xᵀ is X D', and no matrix has to be turned. */
 static void pinv_steps_backward(const REAL *A, REAL *grad, REAL *grad_A, const int64_t *steps, int64_t item, REAL *spare,
                                 int64_t size, int64_t iterations) {
     const int64_t square = size * size;
     REAL *grad_T = spare, *left = grad_T + square, *both = left + square, *grad_Y = both + square;
-    REAL *next = grad_Y + square, *panels = next + square;
+    REAL *next = grad_Y + square;
     for (int64_t i = iterations - 1; i >= 0; i--) {
         const REAL *Z = step_of(steps, i, item, square), *Y = Z + square, *T = Y + square;
-        transposed_square_times(grad_T, Z, grad, grad, size, (REAL)(-1.0 / 4), 0);
-        /* T = 15 Y − 7 Y² + Y³: with D = grad_T, grad_Y = 15 D − 7 (Yᵀ D + D Yᵀ) + YᵀYᵀ D + Yᵀ D Yᵀ + D YᵀYᵀ. */
-        transposed_square_times(left, Y, grad_T, grad_T, size, 1, -7);
-        pack_transposed(panels, Y, size, size, size);
-        square_times_panels(both, grad_T, panels, left, size, 1, 1);
-        square_times_panels(grad_Y, both, panels, grad_T, size, 1, 15);
-        transposed_square_times(grad_Y, Y, left, grad_Y, size, 1, 1);
-        pack_transposed(panels, T, size, size, size);
-        square_times_panels(next, grad, panels, grad, size, (REAL)(-1.0 / 4), (REAL)(13.0 / 4));
-        transposed_square_times(grad, A, grad_Y, next, size, 1, 1);
-        pack_transposed(panels, Z, size, size, size);
-        square_times_panels(grad_A, grad_Y, panels, grad_A, size, 1, 1);
+        square_times(grad_T, grad, Z, grad, size, (REAL)(-1.0 / 4), 0);
+        /* T = 15 Y − 7 Y² + Y³: with D = grad_T, grad_Y = 15 D − 7 (D Y + Y D) + D Y Y + Y D Y + Y Y D. */
+        square_times(left, grad_T, Y, grad_T, size, 1, -7);
+        square_times(both, Y, grad_T, left, size, 1, 1);
+        square_times(grad_Y, Y, both, grad_T, size, 1, 15);
+        square_times(grad_Y, left, Y, grad_Y, size, 1, 1);
+        square_times(next, T, grad, grad, size, (REAL)(-1.0 / 4), (REAL)(13.0 / 4));
+        square_times(grad, grad_Y, A, next, size, 1, 1);
+        square_times(grad_A, Z, grad_Y, grad_A, size, 1, 1);
     }
 }
 
-/* What the first Z = Aᵀ / norm adds to `grad_A`, but for the norm; Σ A ∘ its gradient is returned. */
-static REAL first_step_backward(const REAL *A, const REAL *grad, REAL *grad_A, int64_t size, REAL norm) {
-    REAL dot = 0;
+/* The gradient of A, but for the norm, from what the steps gave, transposed, and that of the first Z = Aᵀ / norm, of which
+   Σ A ∘ it is returned. */
+static REAL first_step_backward(REAL *to, const REAL *A, const REAL *grad, const REAL *grad_A, int64_t size, REAL norm) {
+    REAL total = 0;
     for (int64_t i = 0; i < size; i++)
         for (int64_t j = 0; j < size; j++) {
-            dot += grad[j * size + i] * A[i * size + j];
-            grad_A[i * size + j] += grad[j * size + i] / norm;
+            total += grad[i * size + j] * A[i * size + j];
+            to[i * size + j] = grad_A[j * size + i] + grad[i * size + j] / norm;
         }
-    return dot;
+    return total;
 }
 
 static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
@@ -134,17 +121,17 @@ static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
     const int64_t size = t->size, square = size * size;
     REAL *A = scratch, *grad = A + square, *grad_A = grad + square, *spare = grad_A + square;
     pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
-    pack_square(grad, size, at(t->grad, 0, item, 0), t->grad.r, t->columns, t->rows);
+    pack_square_transposed(grad, size, at(t->grad, 0, item, 0), t->grad.r, t->columns, t->rows, 1);
     memset(grad_A, 0, square * sizeof(REAL));
     pinv_steps_backward(A, grad, grad_A, t->steps, item, spare, size, t->iterations);
-    t->dots[item] = first_step_backward(A, grad, grad_A, size, t->norms[item]);
-    unpack(at(t->grad_A, 0, item, 0), t->grad_A.r, grad_A, size, t->rows, t->columns);
+    t->dots[item] = first_step_backward(spare, A, grad, grad_A, size, t->norms[item]);
+    unpack(at(t->grad_A, 0, item, 0), t->grad_A.r, spare, size, t->rows, t->columns);
 }
 
 ENTRY(pinv_backward)(const int64_t *args, double unused) {
     pinv_task t = take_pinv(&args);
     t.grad = take_view(&args), t.grad_A = take_view(&args), t.dots = (REAL *)(intptr_t)take(&args);
-    const size_t numbers = 9 * t.size * t.size;
+    const size_t numbers = 8 * t.size * t.size;
     (void)unused;
     return nystrom_for_each_item(pinv_backward_item, &t, t.count, numbers * sizeof(REAL), t.threads);
 }

@@ -64,7 +64,7 @@ def skip(value: Tensor, kernel: Tensor) -> Tensor:
     """The convolution of `value` (b, h, n, e) with `kernel` (h, k)."""
     value, kernel = in_rows(value), in_rows(kernel)
     out = _skip_shapes(value, kernel)
-    call("skip", value.dtype, 0.0, *_skip_numbers(value, kernel, 0), *view(out))
+    call("skip", value.dtype, 0.0, *_skip_numbers(value, kernel), *view(out))
     return out
 
 
@@ -72,18 +72,15 @@ def _skip_shapes(value: Tensor, kernel: Tensor) -> Tensor:
     return new_rows(value, value.shape[3])
 
 
-_REVERSED, _ADDED = 1, 2
-
-
-def _skip_numbers(value: Tensor, kernel: Tensor, how: int) -> tuple[int, ...]:
-    return (*value.shape, kernel.shape[1], how, *view(value), kernel.data_ptr(), 0, kernel.stride(0), 0)
+def _skip_numbers(value: Tensor, kernel: Tensor) -> tuple[int, ...]:
+    return (*value.shape, kernel.shape[1], *view(value), kernel.data_ptr(), 0, kernel.stride(0), 0)
 
 
 def skip_kernel(grad: Tensor, value: Tensor, taps: int) -> Tensor:
     """The gradient (h, k) of the kernel."""
     grad, value = in_rows(grad), in_rows(value)
     grad_kernel = _skip_kernel_shapes(grad, value, taps)
-    call("skip_kernel", value.dtype, 0.0, *_skip_numbers(value, grad_kernel, 0), *view(grad))
+    call("skip_kernel", value.dtype, 0.0, *_skip_numbers(value, grad_kernel), *view(grad))
     return grad_kernel
 
 
@@ -171,14 +168,14 @@ def nystrom_backward(
     of_core = (number for x in (grad_W, grad_BV, grad_queries, grad_keys) for number in view(x))
     numbers = (*_core_numbers(queries, keys, BV, lse, W, A, Z), *_addresses(steps, len(steps)))
     call("core_backward", dtype, scale, *numbers, *of_core)
-    of_BV, grad_key, grad_value = columns_backward(grad_BV, None, queries, key, value, None, BV, lse, scale, None)
+    of_kernel = query.new_empty(0 if kernel is None else kernel.shape)
+    skip = None if kernel is None else (grad, in_rows(kernel), of_kernel)
+    of_BV, grad_key, grad_value = columns_backward(
+        grad_BV, None, queries, key, value, None, BV, lse, scale, None, skip, grad_keys
+    )
     grad_queries += of_BV
-    for tokens, means in ((grad_query, grad_queries), (grad_key, grad_keys)):
-        call("means_backward", dtype, 0.0, *_means_numbers(tokens, means))
-    if kernel is None:
-        return grad_query, grad_key, grad_value, query.new_empty(0)
-    call("skip", dtype, 0.0, *_skip_numbers(grad, in_rows(kernel), _REVERSED | _ADDED), *view(grad_value))
-    return grad_query, grad_key, grad_value, skip_kernel(grad, value, kernel.shape[1])
+    call("means_backward", dtype, 0.0, *_means_numbers(grad_query, grad_queries))
+    return grad_query, grad_key, grad_value, of_kernel
 
 
 def _nystrom_backward_shapes(

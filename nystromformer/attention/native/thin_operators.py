@@ -157,7 +157,11 @@ def columns_backward(
     lse: Tensor,
     scale: float,
     block: int | None,
+    skip: tuple[Tensor, Tensor, Tensor] | None = None,
+    grad_means: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """`skip` is a gradient (g, c, s, e) of the skip convolution of the values, its kernel (c, k), and memory for the
+    kernel's gradient; `grad_means` (g, c, m, d) is one of means over segments of the keys."""
     held, numbers = _inputs(query, key, value, bias, block)
     grads = _columns_backward_shapes(grad, grad_lse, query, key, value, bias, out, lse, scale, block)
     if block is not None:  # what several blocks see gets a sum
@@ -172,7 +176,11 @@ def columns_backward(
     views = (grads[0], *(_seen(x, query.shape[0], block) for x in grads[1:]))
     places = (number for x in views for number in view(x))
     of_results = (*view(out), *one_row(lse), *view(grad), *one_row(grad_lse))
-    call("columns_backward", query.dtype, scale, *numbers, *of_results, *places)
+    of_skip = (*_NONE * 3, 0)
+    if skip is not None:
+        of_skip = (*view(skip[0]), *one_row(skip[1][None]), *one_row(skip[2][None]), skip[1].shape[1])
+    of_means = (*view(grad_means), 0 if grad_means is None else grad_means.shape[2])
+    call("columns_backward", query.dtype, scale, *numbers, *of_results, *places, *of_skip, *of_means)
     del held
     return grads
 
