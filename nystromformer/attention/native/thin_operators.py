@@ -176,7 +176,7 @@ def columns_backward(
     views = (grads[0], *(_seen(x, query.shape[0], block) for x in grads[1:]))
     places = (number for x in views for number in view(x))
     of_results = (*view(out), *one_row(lse), *view(grad), *one_row(grad_lse))
-    of_skip = (*_NONE * 3, 0)
+    of_skip: tuple[int, ...] = (*_NONE * 3, 0)
     if skip is not None:
         of_skip = (*view(skip[0]), *one_row(skip[1][None]), *one_row(skip[2][None]), skip[1].shape[1])
     of_means = (*view(grad_means), 0 if grad_means is None else grad_means.shape[2])
