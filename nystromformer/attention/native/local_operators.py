@@ -160,55 +160,27 @@ def _local_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in (query, key, value, far_key, far_value))
 
 
-def far(
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor,
-    place: Tensor,
-    real: Tensor,
-    chosen: Tensor | None,
-    segments: int,
-    block: int,
-    blocks: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def far(key: Tensor, value: Tensor, *heavy: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Means (c, segments, d) over the segments of `key` and `value` without the heavy keys in `place` (c, k), where
     those are `real`, then the heavy keys; and for each block the log of how many keys each is, (blocks, c, m)."""
-    far_key, far_value, bias = results = _far_shapes(key, value, valid, place, real, chosen, segments, block, blocks)
+    far_key, far_value, bias = results = _far_shapes(key, value, *heavy)
     key, value = in_rows(key), in_rows(value)
-    tensors = (key, value, far_key, far_value)
-    held, numbers = _far_numbers(tensors, valid, place, real, chosen, segments, block, blocks)
+    held, numbers = _far_numbers((key, value, far_key, far_value), *heavy)
     call("far_forward", key.dtype, 0.0, *numbers, bias.data_ptr())
     del held
     return results
 
 
-def _far_shapes(
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor,
-    place: Tensor,
-    real: Tensor,
-    chosen: Tensor | None,
-    segments: int,
-    block: int,
-    blocks: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _far_shapes(key: Tensor, value: Tensor, *heavy: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, place, _, _, segments, _, blocks = heavy
     heads, m = key.shape[1], segments + place.shape[1]
     new = key.new_empty
     return new(heads, m, key.shape[2]), new(heads, m, value.shape[2]), new(blocks, heads, m)
 
 
-def _far_numbers(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    valid: Tensor,
-    place: Tensor,
-    real: Tensor,
-    chosen: Tensor | None,
-    segments: int,
-    block: int,
-    blocks: int,
-) -> tuple[list[Tensor], tuple[int, ...]]:
+def _far_numbers(tensors: tuple[Tensor, ...], *heavy: Any) -> tuple[list[Tensor], tuple[int, ...]]:
     key, value, far_key, far_value = tensors
+    valid, place, real, chosen, segments, block, blocks = heavy
     held = [x.contiguous() for x in (valid, place, real)]
     addresses = [x.data_ptr() for x in held]
     if chosen is not None:
@@ -219,11 +191,11 @@ def _far_numbers(
     return held, (*sizes, *seen, *_sequence(key), *_sequence(value), *_rows(far_key), *_rows(far_value))
 
 
-def far_backward(grad_key: Tensor, grad_value: Tensor, length: int, *given: Any) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values (length, c, d). `given`: the other tensors that `far` took, and its numbers."""
+def far_backward(grad_key: Tensor, grad_value: Tensor, length: int, *heavy: Any) -> tuple[Tensor, Tensor]:
+    """Gradients of keys and values (length, c, d)."""
     grads = _far_backward_shapes(grad_key, grad_value, length)
     grad_key, grad_value = in_rows(grad_key), in_rows(grad_value)
-    held, numbers = _far_numbers((*grads, grad_key, grad_value), *given)
+    held, numbers = _far_numbers((*grads, grad_key, grad_value), *heavy)
     call("far_backward", grad_key.dtype, 0.0, *numbers)
     del held
     return grads
@@ -234,27 +206,19 @@ def _far_backward_shapes(grad_key: Tensor, grad_value: Tensor, length: int, *_: 
     return first, second
 
 
-def ridge(
-    exact: Tensor,
-    near_out: Tensor,
-    near_lse: Tensor,
-    far_logits: Tensor,
-    far_value: Tensor,
-    ridge: float,
-    keep: bool,
-) -> tuple[Tensor, ...]:
+def ridge(*given: Any) -> tuple[Tensor, ...]:
     """The values (c, m, e) that `nystrom_local_parts.corrected_values` gives and, where `keep`, what the backward
     needs: weights of far keys, the near share, what is left, and the Cholesky factor."""
-    W, *kept = _ridge_shapes(exact, near_out, near_lse, far_logits, far_value, ridge, keep)
-    held, numbers = _ridge_numbers(exact, near_out, near_lse, far_logits, far_value, W, *kept)
-    call("ridge_forward", W.dtype, ridge, *numbers)
+    *tensors, ridge, _ = given
+    results = _ridge_shapes(*given)
+    held, numbers = _ridge_numbers(*tensors, *results)
+    call("ridge_forward", results[0].dtype, ridge, *numbers)
     del held
-    return W, *kept
+    return results
 
 
-def _ridge_shapes(
-    exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float, keep: bool
-) -> tuple[Tensor, ...]:
+def _ridge_shapes(*given: Any) -> tuple[Tensor, ...]:
+    _, _, _, far_logits, far_value, _, keep = given
     heads, count, m = far_logits.shape
     mp, ep = padded(m), padded(far_value.shape[2])
     shapes = ((count, mp), (count,), (count, ep), (m, mp)) if keep else ((0, mp), (0,), (0, ep), (0, mp))
