@@ -24,7 +24,8 @@ from nystromformer.data.corpus.text import Reading
 from nystromformer.files import write_text
 from nystromformer.records import Recorder, new_job_folder
 from nystromformer.report.table import Table
-from nystromformer.training.pretraining import PAPER, build_model, special_tokens
+from nystromformer.training.pretraining import build_model, special_tokens
+from nystromformer.training.recipes import pretraining_recipe
 from nystromformer.training.trainer import grouped_order
 
 BATCH, LENGTH = 16, 512
@@ -50,7 +51,7 @@ def write_documents(path: Path) -> None:
 def examples_in(folder: Path) -> PretrainingExamples:
     file = folder / "text.jsonl"
     write_documents(file)
-    tokenizer = corpus_tokenizer([file], Reading(), PAPER["small"].vocab_size, folder / "cache")
+    tokenizer = corpus_tokenizer([file], Reading(), pretraining_recipe("paper").vocab_size, folder / "cache")
     corpus = build_corpus([file], Reading(), tokenizer.backend_tokenizer.to_str(), folder / "cache")
     return pretraining_examples(corpus, special_tokens(tokenizer), max_length=LENGTH, seed=0)[0]
 
@@ -68,7 +69,7 @@ def loading(examples: PretrainingExamples) -> Callable[[], None]:
 def training(examples: PretrainingExamples, size: str) -> Callable[[], None]:
     longest = np.argsort(-examples.lengths, kind="stable")[:BATCH]
     batch = examples.batch(longest.tolist())
-    model = build_model(PAPER[size], "nystrom-64", None, examples.special, seed=0).train()
+    model = build_model(pretraining_recipe("paper", size), "nystrom-64", None, examples.special, seed=0).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
