@@ -19,8 +19,7 @@ from lra_step import BATCH, LENGTH, build, stepper
 from nystromformer.attention import build_attention
 from nystromformer.attention.native import instructions, without_native
 from nystromformer.bench.cases import Case, make_inputs, prepare
-from nystromformer.bench.kernels import Kernels
-from nystromformer.bench.measure import Times, interleaved_times, measure_memory
+from nystromformer.bench.measure import Kernels, Times, interleaved_times, measure_memory
 from nystromformer.bench.run import GEMM_SIZE
 from nystromformer.files import write_text
 from nystromformer.records import Recorder, command, new_job_folder

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedModel, Trainer, initialization, masking_utils
 from transformers.utils import hub
 
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 from nystromformer.integrations.sdpa import Redirect
 
 PAGE = (Path(__file__).parents[1] / "docs/private-surfaces.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Time by interleaved repeats, and peak memory of one call in a fresh process of its own.
+"""Time by interleaved repeats, peak memory of one call in a fresh process of its own, and the kernels it dispatches.
 
 On a CPU such processes are forked from a server that has imported what they need and computed nothing, so that each
 starts from the same state within milliseconds. Run as a program, this file is that server: it reads one request per
@@ -20,12 +20,38 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from nystromformer.bench.cases import Case, prepare
 from nystromformer.paper import PEERS
 
+aten = torch.ops.aten
+
+WAITING = {
+    aten._local_scalar_dense.default,
+    aten._unique2.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+    aten.repeat_interleave.Tensor,
+    aten.unique_dim.default,
+}
+"""Operations whose result a host must wait for: numbers in Python, and shapes that depend on data."""
+
+NOTHING_LAUNCHED = {
+    aten._unsafe_view.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.lift_fresh.default,
+    aten.new_empty.default,
+}
+"""Views by another name, and memory without content."""
 SLOW = 0.5
 """A call that takes longer than these seconds is warm after one."""
 
@@ -261,6 +287,34 @@ def _resident(field: str) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Kernels(TorchDispatchMode):
+    """Lists what is dispatched and makes a tensor, a launch on a GPU each, without views and memory without content.
+
+    >>> with Kernels() as kernels:
+    ...     _ = (torch.ones(2, 3).T + 1).sum()
+    >>> kernels.names
+    ['aten.ones.default', 'aten.add.Tensor', 'aten.sum.default']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.waiting: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = operation(*args, **(kwargs or {}))
+        if operation in WAITING:
+            self.waiting.append(str(operation))
+        makes_tensor = any(isinstance(x, torch.Tensor) for x in tree_leaves(out))
+        if makes_tensor and not operation.is_view and operation not in NOTHING_LAUNCHED:
+            self.names.append(str(operation))
+        return out
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nystromformer.attention import kmeans_landmarks, sampled_softmax_approximation, segment_means
 from nystromformer.attention.landmarks import means_over, segments
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 
 
 @settings(max_examples=60, deadline=None)

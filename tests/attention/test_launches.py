@@ -5,7 +5,7 @@ import torch
 
 from nystromformer import build_attention
 from nystromformer.attention.native import without_native
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 
 BOUNDS = {
     ("nystrom-64", False): (50, 110),

@@ -8,7 +8,7 @@ from oracles import convolved, nystrom_head
 from nystromformer import nystrom_attention, nystrom_attention_varlen
 from nystromformer.attention import nystrom_core, nystrom_varlen, varlen
 from nystromformer.attention.native import without_native
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 
 LENGTHS = [5, 1, 40, 17, 8, 300, 90]
 KEY_LENGTHS = [30, 9, 3, 17, 100, 8, 4]

@@ -7,7 +7,7 @@ import torch
 
 from nystromformer.attention import exact_pinv, iterative_pinv, pinv_residual, pseudoinverse
 from nystromformer.attention.native import without_native
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 
 
 def softmax_matrices(*shape, spread=2.0, seed=0, dtype=torch.float64):

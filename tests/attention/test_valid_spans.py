@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystromformer.attention import nystrom_attention, valid_spans
-from nystromformer.bench.kernels import Kernels
+from nystromformer.bench.measure import Kernels
 
 LENGTHS = [(0, 60), (5, 90), (30, 40), (0, 0), (0, 90)]
 
