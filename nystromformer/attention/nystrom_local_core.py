@@ -20,9 +20,11 @@ from nystromformer.attention.common import (
     zero_masked,
 )
 from nystromformer.attention.exact_below import check_exact_below, exact_where_short
+from nystromformer.attention.native import Core, fields_attention, ridge_values_kept
 from nystromformer.attention.near_field import NearField, SeenInParts, SeenInPlace, Sequences, sees_in_place
 from nystromformer.attention.nystrom_local_parts import (
     FarField,
+    HeavyKeys,
     TokenBlocks,
     core_places,
     corrected_values,
@@ -99,8 +101,13 @@ def attend(
     if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
         query, key, value = (zero_masked(x, mask) for x in (query, key, value))
         return softmax_attention(query, key, value, key_padding_mask(mask), scale)
-    fields = Fields.of(query, key, value, mask, scale, options)
-    out = fields.attend(corrected_values(*fields.fit, options.ridge))[..., : value.shape[3]]
+    tokens = Arranged.of(query, key, value, mask, options)
+    if tokens.in_place and tokens.needs_gradients and not torch.compiler.is_compiling():
+        out = tokens.blocks.restore(_with_one_backward(tokens, scale, options))
+    else:
+        fields = Fields.of(tokens, scale, options)
+        out = fields.attend(corrected_values(*fields.fit, options.ridge))
+    out = out[..., : value.shape[3]]
     if options.exact_below is None:
         return out
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
@@ -123,7 +130,7 @@ def attend_to_sequences(
         if query.shape[2] <= options.exact_up_to:
             outs[i] = softmax_attention(query, key, value, None, scale)
         else:
-            approximated[i] = Fields.of(query, key, value, None, scale, options)
+            approximated[i] = Fields.of(Arranged.of(query, key, value, None, options), scale, options)
     if approximated:
         of_all: Any = zip(*(each.fit for each in approximated.values()), strict=True)
         exact, near_out, near_logsumexp, far_logits, far_value = (torch.cat(of_each) for of_each in of_all)
@@ -133,33 +140,78 @@ def attend_to_sequences(
     return [outs[i] for i in range(len(queries))]
 
 
+def _with_one_backward(tokens: "Arranged", scale: float, options: NystromLocalOptions) -> Tensor:
+    """The same (l, c, e) with a backward of its own, which adds up large gradients where they lie."""
+    with torch.no_grad():
+        fields = Fields.of(tokens, scale, options)
+        exact, near_out, near_logsumexp, logits, far_value = fields.fit
+        W, kept = ridge_values_kept(*fields.fit, options.ridge)
+    blocks, near = tokens.blocks, fields.near
+    assert isinstance(near, SeenInPlace)
+    chosen = near.keys[3]
+    core = Core(
+        query=fields.core_query,
+        places=fields.rows,
+        head=blocks.head,
+        bias=key_bias(blocks, exact.dtype),
+        exact=(exact, fields.logsumexp),
+        near=(near_out, near_logsumexp),
+        logits=logits,
+        far_value=far_value,
+        kept=kept,
+        heavy=(blocks.valid, fields.heavy.place, fields.heavy.real, chosen, options.num_segments, blocks.size,
+               blocks.number),
+        ridge=options.ridge,
+    )  # fmt: skip
+    of_keys = tokens.query, tokens.key, tokens.value, near.keys[2], chosen
+    return fields_attention(*of_keys, fields.far.key, W, fields.far.bias[:, :, 0], blocks.size, scale, core)
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Queries, keys and values as `TokenBlocks` arranges them, (l, c, d)."""
+
+    blocks: TokenBlocks
+    query: Tensor
+    key: Tensor  # with a margin of a block of zeros at both ends, unless `in_place`
+    value: Tensor  # the same
+    in_place: bool
+
+    @classmethod
+    def of(
+        cls, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: NystromLocalOptions
+    ) -> "Arranged":
+        s = options.block_size
+        blocks = token_blocks(query, mask, s, least=max(options.num_heavy, s * options.chosen_blocks))
+        query, key, value = pad_head_dims(query, key, value)
+        in_place = sees_in_place(blocks, query, key, value)
+        margin, fill = (0, False) if in_place else (s, True)
+        arranged = (blocks.arrange(query, fill=fill), blocks.arrange(key, margin, fill))
+        return cls(blocks, *arranged, blocks.arrange(value, margin, fill), in_place)
+
+    @property
+    def needs_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+
+
 @dataclass(frozen=True)
 class Fields:
     """The near and the far field of a batch, arranged by `TokenBlocks`, before the values of the far one are known."""
 
     blocks: TokenBlocks
+    rows: Tensor  # (c, r): the places of the core rows
+    core_query: Tensor  # (c, r, d)
+    logsumexp: Tensor  # (c, r): of their exact softmax
+    heavy: HeavyKeys
     near: NearField
     far: FarField
     fit: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # what `corrected_values` takes
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        options: NystromLocalOptions,
-    ) -> "Fields":
-        s, wide = options.block_size, at_least_float32(query.dtype)
-        blocks = token_blocks(query, mask, s, least=max(options.num_heavy, s * options.chosen_blocks))
-        query, key, value = pad_head_dims(query, key, value)
-        in_place = sees_in_place(blocks, query, key, value)
-        margin, fill = (0, False) if in_place else (s, True)
-        query = blocks.arrange(query, fill=fill)  # (l c d)
-        near_key, near_value = blocks.arrange(key, margin, fill), blocks.arrange(value, margin, fill)
-        key, value = (x[margin : x.shape[0] - margin] for x in (near_key, near_value))
+    def of(cls, tokens: Arranged, scale: float, options: NystromLocalOptions) -> "Fields":
+        s, blocks, query, wide = options.block_size, tokens.blocks, tokens.query, at_least_float32(tokens.query.dtype)
+        margin = 0 if tokens.in_place else s
+        key, value = (x[margin : x.shape[0] - margin] for x in (tokens.key, tokens.value))
         present = key_bias(blocks, wide)
 
         rows = core_places(blocks, options.core_rows)
@@ -173,14 +225,14 @@ class Fields:
         chosen = None
         if options.chosen_blocks:
             chosen = choose_blocks(query, key, heavy, blocks, scale, options.chosen_blocks)
-        sequences = Sequences(query, near_key, near_value, not_heavy, chosen, blocks, scale)
-        near: NearField = SeenInPlace.of(sequences) if in_place else SeenInParts.of(sequences)
+        sequences = Sequences(query, tokens.key, tokens.value, not_heavy, chosen, blocks, scale)
+        near: NearField = SeenInPlace.of(sequences) if tokens.in_place else SeenInParts.of(sequences)
         far = far_field(key, value, heavy, blocks, options.num_segments, chosen)
         near_out, near_logsumexp = near.of_rows(core_query, rows)
         far_bias = blocks.pick(far.bias[:, :, 0], rows // s)  # (c r m)
         far_logits = torch.baddbmm(far_bias, core_query.to(wide), far.key.mT, alpha=scale)
         fit = BV[0].to(wide), near_out.to(wide), near_logsumexp, far_logits, far.value
-        return cls(blocks, near, far, fit)
+        return cls(blocks, rows, core_query, logsumexp[0], heavy, near, far, fit)
 
     def attend(self, W: Tensor) -> Tensor:
         """(b, h, n, e), with the values `W` (c, m, e) of the far field."""

@@ -80,7 +80,7 @@ CASES = {
         (draw(2, 2, 9, 3), draw(2, 2, 9, 3, seed=1), draw(2, 2, 9, 5, seed=2), draw(2, 3, seed=3)),
     ),
     "Nyström attention with an exact near field": Case(
-        {"_Far", "_Local", "_Near", "_Ridge"},
+        {"_Far", "_Fields", "_Local", "_Near", "_Ridge"},
         lambda q, k, v: nystrom_local_attention(q, k, v, num_landmarks=4, block_size=2, core_rows=5),
         (draw(1, 2, 13, 3), draw(1, 2, 13, 3, seed=1), draw(1, 2, 13, 5, seed=2)),
     ),

@@ -13,16 +13,21 @@ from nystromformer.attention.native.library import instructions, runs_native, wi
 from nystromformer.attention.native.local_functions import (
     column_sums,
     far_means,
+    fields_attention,
     local_attention,
     moments,
     near_attention,
     ridge_values,
+    ridge_values_kept,
 )
+from nystromformer.attention.native.local_operators import Core
 
 __all__ = [
     "MOST_COLUMNS",
+    "Core",
     "column_sums",
     "far_means",
+    "fields_attention",
     "instructions",
     "local_attention",
     "moments",
@@ -30,6 +35,7 @@ __all__ = [
     "pinv",
     "pinv_gradient",
     "ridge_values",
+    "ridge_values_kept",
     "runs_native",
     "skip",
     "skip_kernel_gradient",

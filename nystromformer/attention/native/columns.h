@@ -5,6 +5,7 @@
 
 typedef struct {
     int64_t threads, G, C, n, s, d, e, overlap;
+    int64_t adds;                 /* backward: whether gradients of keys and values are added to what is there */
     view query, key, value, bias; /* bias (g, c, s) or none */
     view out, lse;                /* lse (g, c, n) */
     view grad, grad_lse, grad_query, grad_key, grad_value; /* backward; grad_lse (g, c, n) or none */
@@ -204,20 +205,20 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
             pack_window(window, ep, t->skip, g, c, r - t->taps / 2, rows + taps_padded(t), t->s, t->e);
             add_correlation(of_taps, V, window, rows, taps_padded(t), ep);
         }
-        /* Keys that blocks share get what each block adds; others are written once, into memory that held anything. */
+        /* Without `adds`, each row is written once, into memory that held anything. */
         if (t->e == ep) {
-            times(grad_value, t->grad_value.r, P, np, G, rows, ep, t->n, t->overlap ? 1 : 0);
+            times(grad_value, t->grad_value.r, P, np, G, rows, ep, t->n, t->adds ? 1 : 0);
             if (t->taps) convolve(grad_value, t->grad_value.r, taps, t->taps, window, ep, rows, ep, 1);
         } else {
             times(V, ep, P, np, G, rows, ep, t->n, 0);
             if (t->taps) convolve(V, ep, taps, t->taps, window, ep, rows, ep, 1);
-            (t->overlap ? unpack_adding : unpack)(grad_value, t->grad_value.r, V, ep, rows, t->e);
+            (t->adds ? unpack_adding : unpack)(grad_value, t->grad_value.r, V, ep, rows, t->e);
         }
         if (t->d == dp) {
-            times(grad_key, t->grad_key.r, dP, np, Q, rows, dp, t->n, t->overlap ? 1 : 0);
+            times(grad_key, t->grad_key.r, dP, np, Q, rows, dp, t->n, t->adds ? 1 : 0);
         } else {
             times(K, dp, dP, np, Q, rows, dp, t->n, 0);
-            (t->overlap ? unpack_adding : unpack)(grad_key, t->grad_key.r, K, dp, rows, t->d);
+            (t->adds ? unpack_adding : unpack)(grad_key, t->grad_key.r, K, dp, rows, t->d);
         }
         if (t->m) add_to_segments(t, g, c, r, rows, grad_key, t->grad_key.r);
     }
@@ -255,7 +256,7 @@ ENTRY(columns_backward)(const int64_t *args, double scale) {
     t.grad = take_view(&args), t.grad_lse = take_view(&args);
     t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
     t.skip = take_view(&args), t.kernel = take_view(&args), t.grad_kernel = take_view(&args), t.taps = take(&args);
-    t.grad_means = take_view(&args), t.m = take(&args);
+    t.grad_means = take_view(&args), t.m = take(&args), t.adds = take(&args);
     const int64_t items = t.overlap ? t.C : t.G * t.C * t.s_parts, padded = taps_padded(&t);
     const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
     REAL *memory = malloc((of_queries + items * padded) * sizeof(REAL) + 1);

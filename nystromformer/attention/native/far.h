@@ -11,6 +11,7 @@ typedef struct {
     const int64_t *seen;     /* (c, blocks, chosen): blocks seen beside the neighbours, -1 for none; or 0 */
     view key, value, far_key, far_value; /* (l, c, ...) twice, (c, m, ...) twice; in the backward, gradients of them */
     REAL *bias;              /* (blocks, c, m) */
+    int64_t adds;            /* backward: whether gradients are added to what is there */
     int64_t parts;
 } far_task;
 
@@ -129,7 +130,11 @@ INLINE void segment_backward(const far_task *t, view tokens, view far, int64_t c
     for (int64_t k = 0; k < width; k++) share[k] = grad[k] / (count > 0 ? count : 1);
     for (int64_t r = x->begin, i = 0; r < x->end; r++) {
         const int is_heavy = i < x->count && x->place[i] == r;
-        memcpy(at(tokens, 0, c, r), is_heavy ? at(far, 0, c, t->segments + x->which[i]) : share, width * sizeof(REAL));
+        const REAL *from = is_heavy ? at(far, 0, c, t->segments + x->which[i]) : share;
+        if (t->adds)
+            add_multiple(at(tokens, 0, c, r), 1, from, width);
+        else
+            memcpy(at(tokens, 0, c, r), from, width * sizeof(REAL));
         i += is_heavy;
     }
 }
@@ -144,7 +149,7 @@ static void far_backward_item(const void *task, int64_t item, void *scratch) {
         segment_backward(t, t->key, t->far_key, c, j, &x, share, t->d);
         segment_backward(t, t->value, t->far_value, c, j, &x, share, t->e);
     }
-    if (last < t->segments) return;
+    if (last < t->segments || t->adds) return;
     for (int64_t r = t->valid[c / t->heads]; r < t->l; r++) {
         memset(at(t->key, 0, c, r), 0, t->d * sizeof(REAL));
         memset(at(t->value, 0, c, r), 0, t->e * sizeof(REAL));
@@ -152,7 +157,8 @@ static void far_backward_item(const void *task, int64_t item, void *scratch) {
 }
 
 ENTRY(far_backward)(const int64_t *args, double unused) {
-    const far_task t = take_far(&args);
+    far_task t = take_far(&args);
+    t.adds = take(&args);
     const int64_t bytes = 2 * t.heavy * sizeof(int64_t) + (t.d > t.e ? t.d : t.e) * sizeof(REAL);
     (void)unused;
     return nystrom_for_each_item(far_backward_item, &t, t.C * t.parts, bytes, t.threads);

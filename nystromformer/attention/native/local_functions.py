@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from nystromformer.attention.native import local_operators  # noqa: F401 (operators are made on import)
+from nystromformer.attention.native.local_operators import Core, fields_backward
 
 ops = torch.ops.nystromformer
 
@@ -80,6 +80,30 @@ def ridge_values(
     return ops.ridge(*inputs, ridge, False)[0]
 
 
+def ridge_values_kept(*inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same without gradients, and what they need."""
+    values, *kept = ops.ridge(*inputs, True)
+    return values, tuple(kept)
+
+
+def fields_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    block: int,
+    scale: float,
+    core: Core,
+) -> Tensor:
+    """`local_attention` of tensors without gradients but `query`, `key` and `value`, which get those through all that
+    was made of them, as `core` tells it, too."""
+    return _Fields.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale, core)
+
+
 class _Near(Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -124,6 +148,24 @@ class _Local(Function):
         grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
         grad_query, grad_key, grad_value, grad_far_key, grad_far_value = grads
         return grad_query, grad_key, grad_value, None, None, grad_far_key, grad_far_value, None, None, None
+
+
+class _Fields(Function):
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:
+        *given, ctx.core = inputs
+        out, lse = ops.local(*given)
+        *tensors, ctx.block, ctx.scale = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 11
+        return *fields_backward(grad, ctx.core, *ctx.saved_tensors, ctx.block, ctx.scale), *(None,) * 8
 
 
 class _Ridge(Function):

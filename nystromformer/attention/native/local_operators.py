@@ -5,12 +5,14 @@ fewer. Each block sees itself, its neighbours, and the blocks `chosen` (c, block
 `bias` (c, l or more) is that of each key.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nystromformer.attention.native.library import call
-from nystromformer.attention.native.thin_operators import in_rows, padded, register
+from nystromformer.attention.native.thin_operators import columns_backward, in_rows, padded, register
 
 _NONE = (0, 0, 0, 0)
 
@@ -87,11 +89,18 @@ def _near_shapes(query: Tensor, places: Tensor, key: Tensor, value: Tensor, *_: 
 
 def near_backward(grad: Tensor, grad_lse: Tensor | None, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value. `given`: the tensors that `near` took, what it gave, and its two numbers."""
+    key, value = given[2:4]
+    return _near_gradients(grad, grad_lse, *given, into=(key.new_zeros(key.shape), value.new_zeros(value.shape)))
+
+
+def _near_gradients(
+    grad: Tensor, grad_lse: Tensor | None, *given: Any, into: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     query, places, key, value, bias, chosen, out, lse, block, scale = given
     held, sizes, of_keys = _keys(key, value, bias, chosen, block)
     query, places, out, lse, grad = in_rows(query), places.contiguous(), in_rows(out), in_rows(lse), in_rows(grad)
     grad_lse = None if grad_lse is None else in_rows(grad_lse)
-    grads = (query.new_empty(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape))
+    grads = (query.new_empty(query.shape), *into)
     numbers = (*sizes, 0, *_rows(query), *of_keys, *_NONE * 3, *_rows(out), *_row(lse))
     of_grads = (*_rows(grad), *_row(grad_lse), *_rows(grads[0]), *_sequence(grads[1]), *_sequence(grads[2]))
     call("near_backward", query.dtype, scale, *numbers, places.shape[1], places.data_ptr(), *of_grads)
@@ -194,11 +203,15 @@ def _far_numbers(tensors: tuple[Tensor, ...], *heavy: Any) -> tuple[list[Tensor]
 def far_backward(grad_key: Tensor, grad_value: Tensor, length: int, *heavy: Any) -> tuple[Tensor, Tensor]:
     """Gradients of keys and values (length, c, d)."""
     grads = _far_backward_shapes(grad_key, grad_value, length)
-    grad_key, grad_value = in_rows(grad_key), in_rows(grad_value)
-    held, numbers = _far_numbers((*grads, grad_key, grad_value), *heavy)
-    call("far_backward", grad_key.dtype, 0.0, *numbers)
-    del held
+    _far_gradients(grad_key, grad_value, *heavy, into=grads, adds=False)
     return grads
+
+
+def _far_gradients(grad_key: Tensor, grad_value: Tensor, *heavy: Any, into: tuple[Tensor, Tensor], adds: bool) -> None:
+    grad_key, grad_value = in_rows(grad_key), in_rows(grad_value)
+    held, numbers = _far_numbers((*into, grad_key, grad_value), *heavy)
+    call("far_backward", grad_key.dtype, 0.0, *numbers, int(adds))
+    del held
 
 
 def _far_backward_shapes(grad_key: Tensor, grad_value: Tensor, length: int, *_: Any) -> tuple[Tensor, Tensor]:
@@ -250,6 +263,49 @@ def ridge_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 def _ridge_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in given[:5])
+
+
+@dataclass(frozen=True)
+class Core:
+    """What `fields_backward` needs of core rows, the queries that the values of the far field are fitted to."""
+
+    query: Tensor  # (c, r, d)
+    places: Tensor  # (c, r): where in the sequence they are
+    head: Tensor  # (c, 1): 0, 1, …
+    bias: Tensor  # (c, l or more): of each key where heavy keys are none
+    exact: tuple[Tensor, Tensor]  # attention (c, r, e) to all keys, and its log-sum-exp (c, r)
+    near: tuple[Tensor, Tensor]  # the same to the keys that their blocks see
+    logits: Tensor  # (c, r, m): of the far field
+    far_value: Tensor  # (c, m, e): its values before they were fitted
+    kept: tuple[Tensor, ...]  # what `ridge` keeps
+    heavy: tuple[Any, ...]  # what `far` takes but keys and values
+    ridge: float
+
+
+def fields_backward(grad: Tensor, core: Core, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value through all that was made of them: `given` is what `local_backward` takes.
+
+    Each large gradient is made once, and added to where it lies.
+    """
+    _, key, value, bias, chosen, far_key, W, _, _, _, block, scale = given
+    grad_query, grad_key, grad_value, grad_far_key, grad_W = local_backward(grad, *given)
+    into = grad_key, grad_value
+    of_fit = *core.near, core.logits, core.far_value, W, *core.kept
+    of_exact, of_near, of_near_lse, of_logits, of_far_value = ridge_backward(grad_W, core.exact[0], *of_fit, core.ridge)
+    of_core = torch.bmm(of_logits, far_key).mul_(scale)
+    grad_far_key.baddbmm_(of_logits.mT, core.query, alpha=scale)
+    _far_gradients(grad_far_key, of_far_value, *core.heavy, into=into, adds=True)
+    keys = key, value, bias, chosen
+    of_core += _near_gradients(
+        of_near, of_near_lse, core.query, core.places, *keys, *core.near, block, scale, into=into
+    )[0]
+    exact, lse = (x[None] for x in core.exact)
+    first, second, *sums = (x.transpose(0, 1)[None] for x in (key, value, *into))
+    present = core.bias[None, :, None, : key.shape[0]]
+    of_all_keys = core.query[None], first, second, present, exact, lse, scale, None, None, None, (sums[0], sums[1])
+    of_core += columns_backward(of_exact[None], None, *of_all_keys)[0][0]
+    grad_query.index_put_((core.places, core.head), of_core, accumulate=True)
+    return grad_query, grad_key, grad_value
 
 
 _KEYS = "Tensor key, Tensor value, Tensor bias, Tensor? chosen"

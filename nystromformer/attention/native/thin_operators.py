@@ -159,12 +159,16 @@ def columns_backward(
     block: int | None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
     grad_means: Tensor | None = None,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`skip` is a gradient (g, c, s, e) of the skip convolution of the values, its kernel (c, k), and memory for the
-    kernel's gradient; `grad_means` (g, c, m, d) is one of means over segments of the keys."""
+    kernel's gradient; `grad_means` (g, c, m, d) is one of means over segments of the keys; `into` are gradients of keys
+    and values to be added to."""
     held, numbers = _inputs(query, key, value, bias, block)
     grads = _columns_backward_shapes(grad, grad_lse, query, key, value, bias, out, lse, scale, block)
-    if block is not None:  # what several blocks see gets a sum
+    if into is not None:
+        grads = (grads[0], *into)
+    elif block is not None:  # what several blocks see gets a sum
         grads[1].zero_()
         grads[2].zero_()
     grad, grad_lse, out, lse = (
@@ -180,7 +184,8 @@ def columns_backward(
     if skip is not None:
         of_skip = (*view(skip[0]), *one_row(skip[1][None]), *one_row(skip[2][None]), skip[1].shape[1])
     of_means = (*view(grad_means), 0 if grad_means is None else grad_means.shape[2])
-    call("columns_backward", query.dtype, scale, *numbers, *of_results, *places, *of_skip, *of_means)
+    adds = int(into is not None or block is not None)
+    call("columns_backward", query.dtype, scale, *numbers, *of_results, *places, *of_skip, *of_means, adds)
     del held
     return grads
 
