@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nystromformer.attention.native.library import call
+from nystromformer.attention.native.library import call, large_pages
 from nystromformer.attention.native.thin_operators import columns_backward, in_rows, padded, register
 
 _NONE = (0, 0, 0, 0)
@@ -147,7 +147,7 @@ def _local_numbers(
 
 def _local_shapes(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     length, heads = query.shape[:2]
-    return query.new_empty(length, heads, value.shape[2]), query.new_empty(heads, length)
+    return large_pages(query.new_empty(length, heads, value.shape[2])), query.new_empty(heads, length)
 
 
 def local_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -166,7 +166,7 @@ def local_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 def _local_backward_shapes(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     query, key, value, _, _, far_key, far_value = given[:7]
-    return tuple(x.new_empty(x.shape) for x in (query, key, value, far_key, far_value))
+    return tuple(large_pages(x.new_empty(x.shape)) for x in (query, key, value, far_key, far_value))
 
 
 def far(key: Tensor, value: Tensor, *heavy: Any) -> tuple[Tensor, Tensor, Tensor]:

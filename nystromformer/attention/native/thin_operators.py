@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nystromformer.attention.native.library import call
+from nystromformer.attention.native.library import call, large_pages
 
 _operators = torch.library.Library("nystromformer", "DEF")
 _NONE = (0, 0, 0, 0)
@@ -46,7 +46,7 @@ def one_row(x: Tensor | None) -> tuple[int, ...]:
 def new_rows(like: Tensor, width: int) -> Tensor:
     """Memory for (g, c, r, width), in the layout of projections, for `like` (g, c, r, ...)."""
     g, c, r = like.shape[:3]
-    return like.new_empty(g, r, c, width).transpose(1, 2)
+    return large_pages(like.new_empty(g, r, c, width)).transpose(1, 2)
 
 
 def _seen(x: Tensor, blocks: int, block: int | None) -> Tensor:
