@@ -2,11 +2,14 @@
 
     python benchmarks/nystrom_local_study.py quality --model path/to/MiniLM --data path/to/wikipedia --of choosing
     python benchmarks/nystrom_local_study.py quality --model path/to/MiniLM --data path/to/wikipedia --of reporting
+    python benchmarks/nystrom_local_study.py heads --model path/to/MiniLM --data path/to/wikipedia
     python benchmarks/nystrom_local_study.py time
 
 One size is changed at a time, and some together. Quality is measured as in `fidelity.py`, on articles that
 defaults may be chosen with or on others, for reporting: see `PARTS`. Positions beyond those of the model start again.
-Times are of one call, interleaved. `quality` resumes where it stopped; each command draws what there is.
+Times are of one call, interleaved. `heads` gives each head its own number of chosen blocks, by its errors on articles
+for choosing, and compares with as many for all on the others. `quality` resumes where it stopped; each command draws
+what there is.
 """
 
 import argparse
@@ -15,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import matplotlib
 
@@ -26,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModel, AutoTokenizer
 
-from nystromformer.attention import nystrom_attention, nystrom_local_attention
+from nystromformer.attention import nystrom_attention, nystrom_local_attention, nystrom_local_core, segment_means
 from nystromformer.attention.nystrom_local import NystromLocalOptions
 from nystromformer.bench.cases import Case, make_inputs
 from nystromformer.bench.measure import interleaved_times
@@ -77,6 +82,22 @@ TOGETHER: list[dict[str, int | float]] = [
     {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128},
 ]
 """Sizes that are changed together."""
+BLOCKS_OF_HEADS = (0, 1, 2, 3, 4, 6)
+"""Chosen blocks that a head can have, where each has its own number."""
+
+
+def with_rows_by_leverage(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None, **sizes: Any
+) -> Tensor:
+    """With core rows whose weights of segment means stand out most, by ridge leverage, not with evenly spaced ones."""
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    weights = torch.softmax(scale * query @ segment_means(key, sizes["num_landmarks"]).mT, dim=-1)
+    gram = weights.mT @ weights
+    size = sizes["ridge"] * gram.diagonal(dim1=2, dim2=3).mean(-1)[..., None, None]
+    leverage = (torch.linalg.solve(gram + size * torch.eye(gram.shape[3]), weights.mT).mT * weights).sum(-1)  # (b h n)
+    rows = leverage.topk(min(sizes["core_rows"], query.shape[2])).indices.sort().values.flatten(0, 1)
+    with mock.patch.object(nystrom_local_core, "core_places", return_value=rows):
+        return nystrom_local_attention(query, key, value, scale=scale, **sizes)
 
 
 def settings() -> Iterator[Setting]:
@@ -90,6 +111,9 @@ def settings() -> Iterator[Setting]:
             yield local(option, **{option: value})
     for changed in TOGETHER:
         yield local("together", **changed)
+    for rows in (64, 128):
+        sizes = asdict(replace(DEFAULTS, core_rows=rows))
+        yield Setting(f"core_rows {rows} by leverage", "leverage", with_rows_by_leverage, sizes)
     for m in (32, 64, 128, 256):
         yield Setting(f"nystrom-{m}", "nystrom", nystrom_attention, {"num_landmarks": m})
 
@@ -116,6 +140,55 @@ def measure_quality(options: argparse.Namespace) -> None:
                 by_layer = errors.mean(dim=(1, 2)).tolist()
                 recorder.record("output_error", errors.mean().item(), by_layer=by_layer, **place)
                 recorder.record("cosine", cosines.mean().item(), worst=cosines.min().item(), **place)
+
+
+def measure_heads(options: argparse.Namespace) -> None:
+    """Errors with each number of blocks, by layer and head, on both sets: the first gives each head its number."""
+    model, tokenizer = AutoModel.from_pretrained(options.model).eval(), AutoTokenizer.from_pretrained(options.model)
+    of_heads = [Setting(str(t), "", nystrom_local_attention, {"chosen_blocks": t}) for t in BLOCKS_OF_HEADS]
+    errors = {}
+    for part, articles_of in PARTS.items():
+        texts = islice(shuffled_texts(options.data, options.seed), articles_of.start, articles_of.stop)
+        ids = articles(texts, tokenizer, SHOWN_LENGTH, options.articles or ARTICLES[SHOWN_LENGTH])
+        found = study(model, ids, [setting.attend for setting in of_heads])
+        with steps_bar(len(of_heads)) as step:
+            per_setting = []
+            for setting in of_heads:
+                step(f"articles for {part}: {setting.name} chosen blocks")
+                per_setting.append(next(found)[0].mean(dim=1))
+        errors[part] = torch.stack(per_setting)
+    recorder = Recorder(
+        options.out, job="nystrom_local_heads", config={"model": Path(options.model).name}, seed=options.seed
+    )
+    for same in BLOCKS_OF_HEADS[1:-1]:
+        chosen = numbers_by_head(errors["choosing"], same)
+        value = errors["reporting"].gather(0, chosen[None])[0].mean().item()
+        blocks = torch.tensor(BLOCKS_OF_HEADS)[chosen]
+        for_all = errors["reporting"][BLOCKS_OF_HEADS.index(same)].mean().item()
+        print(f"{same} chosen blocks on average: error {for_all:.4f} with as many for all heads, {value:.4f} by head")
+        recorder.record("error_by_head", value, for_all=for_all, chosen_blocks=same, by_head=blocks.tolist())
+
+
+def numbers_by_head(errors: Tensor, mean: int) -> Tensor:
+    """Which of `BLOCKS_OF_HEADS` each (layer, head) gets, for a mean of at most `mean`: one step after the other
+    where it takes away most error for each block.
+
+    >>> numbers_by_head(torch.tensor([[[0.9, 0.5]], [[0.1, 0.4]], [[0.1, 0.4]], [[0.1, 0.4]], [[0.1, 0.4]]]), 1)
+    tensor([[1, 1]])
+    """
+    place = torch.zeros(errors.shape[1:], dtype=torch.long)
+    sizes = torch.tensor(BLOCKS_OF_HEADS)
+    left = mean * place.numel()
+    while True:
+        more = (place + 1).clamp(max=len(sizes) - 1)
+        cost = sizes[more] - sizes[place]
+        gain = (errors.gather(0, place[None]) - errors.gather(0, more[None]))[0] / cost.clamp(min=1)
+        gain[(cost == 0) | (cost > left)] = -torch.inf
+        best = gain.argmax()
+        if gain.flatten()[best] <= 0:
+            return place
+        left -= cost.flatten()[best].item()
+        place.view(-1)[best] += 1
 
 
 def measure_time(options: argparse.Namespace) -> None:
@@ -204,15 +277,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     quality = commands.add_parser("quality", help="errors and cosines on real articles")
-    quality.add_argument("--model", required=True, help="folder or Hub id of an encoder")
-    quality.add_argument("--data", type=Path, required=True, help="folder with Parquet files of articles")
     quality.add_argument("--of", choices=PARTS, default="reporting", help="which articles")
     quality.add_argument("--lengths", type=int, nargs="+", default=list(ARTICLES))
     names = [setting.name for setting in settings()]
     quality.add_argument("--only", nargs="+", choices=names, help="these settings, in quotes")
-    quality.add_argument("--articles", type=int, help="of each length, in place of those in the script")
-    quality.add_argument("--seed", type=int, default=0)
     quality.set_defaults(run=measure_quality)
+    heads = commands.add_parser("heads", help="errors with another number of chosen blocks for each head")
+    heads.set_defaults(run=measure_heads)
+    for command in (quality, heads):
+        command.add_argument("--model", required=True, help="folder or Hub id of an encoder")
+        command.add_argument("--data", type=Path, required=True, help="folder with Parquet files of articles")
+        command.add_argument("--articles", type=int, help="of each length, in place of those in the script")
+        command.add_argument("--seed", type=int, default=0)
     time = commands.add_parser("time", help="time of one call with each setting")
     time.add_argument("--length", type=int, default=8192)
     time.add_argument("--budget", type=float, default=60.0, help="seconds")

@@ -101,3 +101,14 @@ def test_the_study_goes_on_where_it_stopped_and_draws_when_it_has_times(files, t
     assert not (out / "quality-time.png").exists()
     run_script(monkeypatch, "nystrom_local_study.py", "time", "--length", 128, "--budget", 0.1, "--out", out)
     assert "exact" in (out / "choosing.md").read_text()
+
+
+def test_heads_get_blocks_where_these_take_away_most(files, tmp_path, monkeypatch):
+    quality = ["quality", *files, "--out", tmp_path / "study", "--articles", 2, "--of", "choosing", "--lengths", 80]
+    names = run_script(monkeypatch, "nystrom_local_study.py", *quality, "--only", "defaults")
+    numbers = torch.tensor(names["BLOCKS_OF_HEADS"])
+    errors = torch.stack([torch.full((1, 2), 0.5) - torch.tensor([0.01, 0.05]) * n for n in numbers])
+    given = numbers[names["numbers_by_head"](errors, 3)]
+    assert given.tolist() == [[0, 6]], "all to the head that gains five times as much"
+    flat = torch.full((len(numbers), 1, 2), 0.5)
+    assert numbers[names["numbers_by_head"](flat, 3)].tolist() == [[0, 0]], "none where they take nothing away"
