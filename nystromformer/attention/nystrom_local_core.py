@@ -164,7 +164,7 @@ def _with_one_backward(tokens: "Arranged", scale: float, options: NystromLocalOp
         ridge=options.ridge,
     )  # fmt: skip
     of_keys = tokens.query, tokens.key, tokens.value, near.keys[2], chosen
-    return fields_attention(*of_keys, fields.far.key, W, fields.far.bias[:, :, 0], blocks.size, scale, core)
+    return fields_attention(core, *of_keys, fields.far.key, W, fields.far.bias[:, :, 0], blocks.size, scale)
 
 
 @dataclass(frozen=True)

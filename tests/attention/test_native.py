@@ -1,8 +1,10 @@
 """Machine code of our own: right for every instruction set, size, layout and thread, and absent without a trace."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -244,3 +246,22 @@ def test_a_compiled_graph_holds_the_operators():
     eager, graph = (with_gradients(lambda *x, f=f: (f(*x),), inputs, upstream) for f in (function, compiled))
     for first, second in zip(eager, graph, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="this system has no large pages to be asked for")
+def test_large_results_ask_for_large_pages():
+    """The system notes the request, as `hg`, with the memory that it is for."""
+    tensor = torch.empty(48 << 20, dtype=torch.uint8)
+    assert library.large_pages(tensor) is tensor
+    middle, inside = tensor.data_ptr() + tensor.numel() // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            begin, end = (int(edge, 16) for edge in line.split()[0].split("-"))
+            inside = begin <= middle < end
+        if inside and line.startswith("VmFlags:"):
+            assert "hg" in line.split()
+            return
+    pytest.fail("the memory is nowhere")

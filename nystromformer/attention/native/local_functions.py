@@ -86,22 +86,10 @@ def ridge_values_kept(*inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     return values, tuple(kept)
 
 
-def fields_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    chosen: Tensor | None,
-    far_key: Tensor,
-    far_value: Tensor,
-    far_bias: Tensor,
-    block: int,
-    scale: float,
-    core: Core,
-) -> Tensor:
-    """`local_attention` of tensors without gradients but `query`, `key` and `value`, which get those through all that
+def fields_attention(core: Core, *given: Any) -> Tensor:
+    """`local_attention` of `given` without gradients but those of query, key and value, which get them through all that
     was made of them, as `core` tells it, too."""
-    return _Fields.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale, core)
+    return _Fields.apply(*given, core)
 
 
 class _Near(Function):
