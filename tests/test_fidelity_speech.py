@@ -121,7 +121,7 @@ def test_a_folder_without_the_model_says_where_to_get_it(tmp_path, scripts):
 
 
 def test_words_are_counted_as_a_word_error_rate_counts_them(scripts):
-    study = scripts("fidelity_speech")
+    study = scripts("spoken_sentences")
     assert study.word_error_rate(["The red cat sat.", "Yes!"], ["the red cat sat", "yes"]) == 0
     assert study.word_error_rate(["a b c d"], ["a x c d e"]) == 0.5
     assert study.word_error_rate(["a b c d"], [""]) == 1
