@@ -1,8 +1,9 @@
 """The commands, one per file, and what their options have in common. Importing them needs no torch.
 
-An option is declared once, in the signature of its command, or in `train_options` for all commands that train: name,
-type, default, range and help. What is out of range is refused before anything is imported, read or written. From there
-on a command hands its options on by their names; one that is named like a field of the recipe changes that field.
+An option is declared once, in the signature of its command, or in `train_options` for all commands that train and
+`corpus_options` for those that do on plain text: name, type, default, range and help. What is out of range is refused
+before anything is imported, read or written. From there on a command hands its options on by their names; one that is
+named like a field of the recipe changes that field.
 """
 
 import inspect
@@ -100,11 +101,6 @@ def _short(given: object) -> str:
 
 
 Preset = Annotated[str, choice("The paper's recipe, minutes on two cores, or seconds.", *PRESETS)]
-Corpus = Annotated[
-    list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
-]
-TextColumn = Annotated[str, typer.Option(help="The column of parquet files and JSON lines with the text.")]
-Documents = Annotated[str, choice("What divides text files into documents.", "blank-line", "line", "file")]
 LraPreset = Annotated[str, choice("The paper's recipe, an hour or minutes on two cores, or seconds.", *LRA_PRESETS)]
 Seeds = Annotated[str, typer.Option(help="Several seeds, as 1,2,3: mean and deviation.")]
 Packed = Annotated[
@@ -135,13 +131,38 @@ def train_options(
     """The options of every command that trains. One that says it differently declares its own."""
 
 
-def training_command(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `train_options` in place of its `**training`, which holds their values when it is called."""
-    own = inspect.signature(command)
-    listed = {name: option for name, option in own.parameters.items() if option.kind is not option.VAR_KEYWORD}
-    common = inspect.signature(train_options).parameters
-    options = listed | {
-        name: option.replace(kind=option.KEYWORD_ONLY) for name, option in common.items() if name not in listed
-    }
-    command.__signature__ = own.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
-    return command
+def corpus_options(
+    corpus: Annotated[
+        list[str], typer.Option(help="Files (parquet, JSON lines, text), folders or Hub ids; may be repeated.")
+    ],
+    text_column: Annotated[str, typer.Option(help="The column of parquet files and JSON lines with the text.")] = (
+        "text"
+    ),
+    documents: Annotated[str, choice("What divides text files into documents.", "blank-line", "line", "file")] = (
+        "blank-line"
+    ),
+) -> None:
+    """The options of every command that trains on plain text."""
+
+
+def with_options(*groups: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of `groups` in place of its `**common`, which holds their values when it is called.
+
+    Its own declaration of an option comes before that of a group. What must be given stands first in the help.
+    """
+
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
+        options: dict[str, inspect.Parameter] = {}
+        for source in (command, *groups):
+            for name, option in inspect.signature(source).parameters.items():
+                if option.kind is not option.VAR_KEYWORD:
+                    options.setdefault(name, option.replace(kind=option.KEYWORD_ONLY))
+        listed = sorted(options.values(), key=lambda option: option.default is not option.empty)
+        command.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+        return command
+
+    return extended
+
+
+training_command = with_options(train_options)
+corpus_command = with_options(corpus_options, train_options)

@@ -5,24 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import (
-    LONGEST,
-    Corpus,
-    Documents,
-    TextColumn,
-    new_folder,
-    number,
-    seed_of,
-    training_command,
-    whole_number,
-)
+from nystromformer.commands import LONGEST, corpus_command, new_folder, number, seed_of, whole_number
 from nystromformer.errors import user_input
 
 
-@training_command
+@corpus_command
 def distill(
     model: Annotated[str, typer.Option(help="Folder or Hub id of an encoder with exact attention: the teacher.")],
-    corpus: Corpus,
     judge: Annotated[
         list[str] | None, typer.Option(help="Another corpus to judge the result by; may be repeated.")
     ] = None,
@@ -53,11 +42,9 @@ def distill(
     eval_every: Annotated[int | None, whole_number("Steps between looks at held-out text.")] = None,
     test_examples: Annotated[int | None, whole_number("Held-out inputs that the result is judged by.", least=2)] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Hub id of a tokenizer. [default: the model's]")] = "",
-    text_column: TextColumn = "text",
-    documents: Documents = "blank-line",
     held_out_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.1,
     seed: Annotated[int, seed_of("the order of examples")] = 0,
-    **training: Any,
+    **common: Any,
 ) -> None:
     """Turn a pretrained encoder into one with linear attention that follows it, by distillation on plain text.
 
@@ -69,5 +56,5 @@ def distill(
     with user_input():
         from nystromformer.training import distillation
 
-        options = distillation.DistillOptions.given(**given | given.pop("training"))
+        options = distillation.DistillOptions.given(**given | given.pop("common"))
     distillation.distill(options, say=typer.echo)

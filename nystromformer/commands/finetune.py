@@ -64,7 +64,7 @@ def finetune(
         bool | None,
         typer.Option("--predict/--no-predict", help="Predict test parts without labels. [default: in preset paper]"),
     ] = None,
-    **training: Any,
+    **common: Any,
 ) -> None:
     """Fine-tune on GLUE, IMDB or your own texts, and put the scores beside the paper's.
 
@@ -77,5 +77,5 @@ def finetune(
         from nystromformer.training.finetuning import FinetuningSweep
         from nystromformer.training.sweep import run_sweep
 
-        sweep = FinetuningSweep.given(**given | given.pop("training"))
+        sweep = FinetuningSweep.given(**given | given.pop("common"))
     run_sweep(sweep, say=typer.echo)

@@ -60,7 +60,7 @@ def lra(
     legacy_no_seed: Annotated[bool, switch("legacy-no-seed", "Another seed in each run.")] = False,
     legacy_one_cycle: Annotated[bool, switch("legacy-one-cycle", "A one-cycle schedule that moves β₁, too.")] = False,
     legacy_drop_last: Annotated[bool, switch("legacy-drop-last", "Evaluate without the last, smaller batch.")] = False,
-    **training: Any,
+    **common: Any,
 ) -> None:
     """Train and test on Long Range Arena, and put the results beside the paper's.
 
@@ -74,7 +74,7 @@ def lra(
     from nystromformer.training.lra import Legacy, LraSweep
     from nystromformer.training.sweep import run_sweep
 
-    given |= given.pop("training")
+    given |= given.pop("common")
     switches = {name.removeprefix("legacy_"): given.pop(name) or legacy for name in [*given] if "legacy_" in name}
     with user_input():
         sweep = LraSweep.given(**given | {"legacy": Legacy(**switches)})

@@ -5,25 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from nystromformer.commands import (
-    LONGEST,
-    Corpus,
-    Documents,
-    TextColumn,
-    choice,
-    new_folder,
-    number,
-    seed_of,
-    training_command,
-    whole_number,
-)
+from nystromformer.commands import LONGEST, choice, corpus_command, new_folder, number, seed_of, whole_number
 from nystromformer.errors import user_input
 from nystromformer.training import SIZES
 
 
-@training_command
+@corpus_command
 def pretrain(
-    corpus: Corpus,
     tokenizer: Annotated[
         str,
         typer.Option(help="vocab.txt, SentencePiece .model, tokenizer.json, a model's folder or Hub id, or `train`."),
@@ -41,15 +29,13 @@ def pretrain(
     max_length: Annotated[int | None, whole_number("Tokens of an example.", least=8, most=LONGEST)] = None,
     vocab_size: Annotated[int | None, whole_number("Of a tokenizer that is trained.", most=10_000_000)] = None,
     eval_every: Annotated[int | None, whole_number("Steps between evaluations.")] = None,
-    text_column: TextColumn = "text",
-    documents: Documents = "blank-line",
     validation_share: Annotated[float, number("Share of the documents that is held out.", 0.000_001, 0.999)] = 0.2,
     workers: Annotated[int | None, whole_number("Processes that tokenize; all cores by default.", most=1_024)] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="Folder of another run to draw into the curves; may be repeated.")
     ] = None,
     seed: Annotated[int, seed_of("weights, dropout, masks and the order of examples")] = 0,
-    **training: Any,
+    **common: Any,
 ) -> None:
     """Pretrain a model on raw text with masked words and sentence order (MLM + SOP), as the paper does.
 
@@ -61,5 +47,5 @@ def pretrain(
     from nystromformer.training import pretraining
 
     with user_input():
-        options = pretraining.PretrainOptions.given(**given | given.pop("training"))
+        options = pretraining.PretrainOptions.given(**given | given.pop("common"))
     pretraining.pretrain(options, say=typer.echo)

@@ -64,10 +64,16 @@ class NystromformerWithHead(NystromformerPreTrainedModel):
     """What models with a head share: `nystromformer`, the encoder, and how it is called."""
 
     accepts_loss_kwargs = True  # HF Trainer passes num_items_in_batch
+    has_pooling_layer = False
 
-    def __init__(self, config: NystromformerConfig, add_pooling_layer: bool = False) -> None:
+    def __init__(self, config: NystromformerConfig) -> None:
         super().__init__(config)
-        self.nystromformer = NystromformerModel(config, add_pooling_layer)
+        self.nystromformer = NystromformerModel(config, self.has_pooling_layer)
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: NystromformerConfig) -> None:
+        raise NotImplementedError
 
     def encode(self, *inputs: Any, **named: Any) -> Encoding:
         return self.nystromformer(*inputs, **named, return_dict=True)
@@ -101,10 +107,8 @@ class NystromformerForSequenceClassification(NystromformerWithHead):
     torch.Size([2, 3])
     """
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: NystromformerConfig) -> None:
         self.classifier = ClassificationHead(config)
-        self.post_init()
 
     @on_encoding
     def forward(
@@ -127,12 +131,10 @@ class NystromformerForTokenClassification(NystromformerWithHead):
     torch.Size([2, 300, 5])
     """
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: NystromformerConfig) -> None:
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     @on_encoding
     def forward(
@@ -152,11 +154,9 @@ class NystromformerForMultipleChoice(NystromformerWithHead):
     torch.Size([2, 4])
     """
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: NystromformerConfig) -> None:
         self.pre_classifier = nn.Linear(config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
 
     def encode(self, *inputs: Any, **named: Any) -> Encoding:
         """All choices are encoded as one batch; the pooled vectors are (b, choices, d) again."""
@@ -193,10 +193,8 @@ class NystromformerForQuestionAnswering(NystromformerWithHead):
 
     accepts_loss_kwargs = False
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: NystromformerConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     @on_encoding
     def forward(

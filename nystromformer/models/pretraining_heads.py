@@ -102,10 +102,8 @@ class NystromformerForMaskedLM(PredictsWords):
 
     _keys_to_ignore_on_load_unexpected = (r"cls\.seq_relationship\.",)  # of checkpoints from pretraining
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: NystromformerConfig) -> None:
         self.cls = MaskedLMHead(config)
-        self.post_init()
 
     @on_encoding
     def forward(
@@ -154,10 +152,10 @@ class NystromformerForPreTraining(PredictsWords):
     (86, 2)
     """
 
-    def __init__(self, config: NystromformerConfig) -> None:
-        super().__init__(config, add_pooling_layer=True)
+    has_pooling_layer = True
+
+    def add_head(self, config: NystromformerConfig) -> None:
         self.cls = PreTrainingHeads(config)
-        self.post_init()
 
     @staticmethod
     def count_items(batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
