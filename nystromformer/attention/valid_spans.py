@@ -11,6 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from nystromformer.attention.native.library import large_pages
+
 SMALLEST_EXAMPLE = 2**19
 """Queries of one padded example, n·h·d numbers, from which on its own calls cost less than its padding."""
 
@@ -65,7 +67,7 @@ def attend_to_spans(attend: Callable[..., Sequence[Tensor]], spans: list[tuple[i
 def _placed(outs: Iterator[Tensor], spans: list[tuple[int, int]], like: Tensor) -> Tensor:
     """Each of `outs` in its span, zeros around it, written once each; as `like` (b, h, n, e)."""
     batch, heads, length, width = like.shape
-    result = like.new_empty(batch, length, heads, width)
+    result = large_pages(like.new_empty(batch, length, heads, width))
     for rows, (first, after) in zip(result, spans, strict=True):
         rows[:first].zero_()
         rows[after:].zero_()
