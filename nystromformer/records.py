@@ -62,6 +62,17 @@ def machine() -> dict[str, Any]:
     return found
 
 
+def machine_text(machine: dict[str, Any]) -> str:
+    """What `machine` found, in few words.
+
+    >>> machine_text({"processor": "a processor", "cores": 4, "threads": 2, "gpu": "a GPU"}), machine_text({})
+    ('a GPU, 2 of 4 cores', '')
+    """
+    named = machine.get("gpu") or machine.get("processor") or ""
+    cores = f"{machine['threads']} of {machine['cores']} cores" if {"threads", "cores"} <= machine.keys() else ""
+    return ", ".join(part for part in (named, cores) if part)
+
+
 def command() -> str:
     """The command line that is running, as one would type it again."""
     program = Path(sys.argv[0])

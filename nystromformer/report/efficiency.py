@@ -16,6 +16,8 @@ MAIN = "nystrom-64"
 TIME_BASELINE = "standard"
 """Exact attention by PyTorch's fused kernel: the fastest that people would use instead."""
 LIMIT = "GEMM-bound limit"
+SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
+"""What must agree for measurements to stand in one table."""
 Record = dict[str, Any]
 
 
@@ -54,6 +56,17 @@ def measured(records: Iterable[Record]) -> Entries:
     limits = {n: Entry(speed[n] * work[n], reason=MISSING) for n in work if n in speed}
     entries = {name: dict(by_length) for name, by_length in found.items()}
     return entries | ({LIMIT: limits} if limits else {})
+
+
+def setup_text(setup: dict[str, Any]) -> str:
+    """
+    >>> setup_text({"backward": True, "masked": False, "batch": 1, "heads": 12, "head_dim": 64, "dtype": "float32"})
+    'One call, forward and backward, batch 1, 12 heads × 64, float32'
+    """
+    parts = ["One call", "forward and backward" if setup["backward"] else "forward"]
+    parts += [f"batch {setup['batch']}", f"{setup['heads']} heads × {setup['head_dim']}"]
+    parts += [str(setup[name]) for name in ("dtype", "device") if setup.get(name)]
+    return ", ".join([*parts, "an eighth of it padding"] if setup.get("masked") else parts)
 
 
 def nystrom_flops(details: Record, landmarks: int = 64, kernel: int = 33, iterations: int = 6) -> int:

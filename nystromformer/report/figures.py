@@ -64,6 +64,7 @@ UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 LONGEST_LABEL = 64
 WIDTH, HEIGHT = 5.2, 3.6
 """Of a panel, in inches."""
+FORMATS: dict[str, dict[str, Any]] = {".png": {"dpi": 150}, ".svg": {"metadata": {"Date": None}, "transparent": True}}
 SVG = "http://www.w3.org/2000/svg"
 LINK = "{http://www.w3.org/1999/xlink}href"
 Record = dict[str, Any]
@@ -114,10 +115,7 @@ class Drawing:
         """PNG and SVG by suffix."""
         content = {}
         with rc_context(STYLE | {"svg.hashsalt": salt}):
-            for suffix, options in (
-                (".png", {"dpi": 150}),
-                (".svg", {"metadata": {"Date": None}, "transparent": True}),
-            ):
+            for suffix, options in FORMATS.items():
                 file = io.BytesIO()
                 self.figure.savefig(file, format=suffix[1:], **options)
                 content[suffix] = file.getvalue()
@@ -188,10 +186,8 @@ def draw_efficiency(entries: Entries) -> dict[str, Drawing]:
     if time.tips:
         _mark_crossing(time.figure.axes[0], crossing(entries))
         _mark_spread(time.figure.axes[0], entries)
-    drawings = {
-        "time": time,
-        "memory": _draw_efficiency(entries, "peak memory of one call (MB)", "MB", megabytes),
-    }
+    memory = _draw_efficiency(entries, "peak memory of one call (MB)", "MB", megabytes)
+    drawings = {"time": time, "memory": memory}
     return {name: drawing for name, drawing in drawings.items() if drawing.tips}
 
 
@@ -376,7 +372,8 @@ def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
         if record["job"] == "distill" and record["metric"] == DISTILLATION_COSINE:
             runs.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
     drawing, (axes,) = Drawing.panels(1)
-    labels = [_distillation_label(found[0]["config"]) for found in runs.values()]
+    configs = [found[0]["config"] for found in runs.values()]
+    labels = [f"{c['attention']}, {c['max_length']:,} tokens, stages {' + '.join(c['stages'])}" for c in configs]
     colors = colors_of(labels)
     for label, found in zip(labels, runs.values(), strict=True):
         points = [
@@ -387,10 +384,6 @@ def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
     axes.grid(alpha=0.3)
     drawing.legend(axes, 2)
     return {"cosine": drawing}
-
-
-def _distillation_label(config: Record) -> str:
-    return f"{config['attention']}, {config['max_length']:,} tokens, stages {' + '.join(config['stages'])}"
 
 
 def _count_steps_and_percent(axes: Axes) -> None:

@@ -19,7 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from nystromformer.files import write_bytes, write_text
 from nystromformer.records import RECORDS, read_records
 from nystromformer.report.demo import demo_sections
-from nystromformer.report.sections import CONTENT, DEMO, FOLDER, SETUP, Picture, Section, all_sections
+from nystromformer.report.efficiency import SETUP
+from nystromformer.report.sections import CONTENT, DEMO, FOLDER, Picture, Section, all_sections
 from nystromformer.report.table import (
     NO_RUN,
     Code,

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nystromformer.paper import DENSE, PEERS
-from nystromformer.records import results
+from nystromformer.records import machine_text, results
 from nystromformer.report.efficiency import (
     MAIN,
+    SETUP,
     TIME_BASELINE,
     Entries,
     Entry,
@@ -20,6 +21,7 @@ from nystromformer.report.efficiency import (
     measured,
     measured_lengths,
     ratio,
+    setup_text,
 )
 from nystromformer.report.figures import (
     PRETRAINING_ACCURACIES,
@@ -52,8 +54,6 @@ MOST_CURVES = 6
 """More runs than these can't be told apart in one figure."""
 CONTENT = "content"
 """The field that has what is in the file that a record names; nothing where the file is gone."""
-SETUP = ("backward", "masked", "batch", "heads", "head_dim", "dtype", "device")
-"""What must agree for measurements to stand in one table."""
 SMALLER = (
     "Presets other than ",
     Code("paper"),
@@ -157,21 +157,15 @@ def efficiency(records: list[Record]) -> Section:
         if record["attention"] != "gemm":  # which has no setup of its own, and counts for all
             by_setup[tuple(record.get(name, record["config"].get(name)) for name in SETUP)].append(record)
     products = [record for record in found if record["attention"] == "gemm"]
-    parts: list[Any] = []
-    headlines: list[Any] = []
+    parts, headlines = list[Part](), list[Headline]()
     for number, (setup, own) in enumerate(by_setup.items(), start=1):
         what = setup_text(dict(zip(SETUP, setup, strict=True)))
         folders = {record[FOLDER] for record in own}
         own += [record for record in products if record[FOLDER] in folders]
         entries = measured(own)
-        pictures = tuple(
-            Picture(
-                f"efficiency-{number}/{name}",
-                f"{name.capitalize()} of {what[0].lower()}{what[1:]}, against the length",
-                drawing.render(f"efficiency-{number}-{name}"),
-            )
-            for name, drawing in draw_efficiency(entries).items()
-        )
+        against = f"of {what[0].lower()}{what[1:]}, against the length"
+        captions = {name: f"{name.capitalize()} {against}" for name in ("time", "memory")}
+        pictures = drawn_pictures(f"efficiency-{number}", draw_efficiency(entries), captions)
         parts.append(Part(tuple(efficiency_tables(own)), pictures, what))
         headlines += efficiency_headlines(entries) if not headlines else []
     return Section(title, tuple(parts), provenance(found), headlines=tuple(headlines))
@@ -186,8 +180,7 @@ def efficiency_headlines(entries: Entries) -> list[Headline]:
     found = []
     other = next((name for name in (DENSE, *PEERS) if name in entries), TIME_BASELINE)
     names = {DENSE: "exact attention with its matrix", TIME_BASELINE: "exact attention"}
-    baselines = ((TIME_BASELINE, "seconds"), (other, "bytes"))
-    for baseline, field in baselines:
+    for baseline, field in ((TIME_BASELINE, "seconds"), (other, "bytes")):
         what = names.get(baseline, f"the Nyström attention of {baseline}")
         for length in reversed(measured_lengths(entries)):
             ours, theirs = (getattr(entries.get(name, {}).get(length, Entry()), field) for name in (MAIN, baseline))
@@ -198,17 +191,6 @@ def efficiency_headlines(entries: Entries) -> list[Headline]:
                 found.append(Headline(f"{max(times, 1 / times):,.1f}×", than))
                 break
     return found
-
-
-def setup_text(setup: dict[str, Any]) -> str:
-    """
-    >>> setup_text({"backward": True, "masked": False, "batch": 1, "heads": 12, "head_dim": 64, "dtype": "float32"})
-    'One call, forward and backward, batch 1, 12 heads × 64, float32'
-    """
-    parts = ["One call", "forward and backward" if setup["backward"] else "forward"]
-    parts += [f"batch {setup['batch']}", f"{setup['heads']} heads × {setup['head_dim']}"]
-    parts += [str(setup[name]) for name in ("dtype", "device") if setup.get(name)]
-    return ", ".join([*parts, "an eighth of it padding"] if setup.get("masked") else parts)
 
 
 def long_range_arena(records: list[Record]) -> Section:
@@ -251,11 +233,8 @@ def accuracy_headlines(what: str, found: list[Record], attention_of: Callable[[R
                 for who in (name, TIME_BASELINE)
             )
             over = tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
-            return (
-                Headline(
-                    f"{ours:.1%}", f"{what} with {name}, {exact:.1%} with exact attention: {over}, preset {preset}"
-                ),
-            )
+            text = f"{what} with {name}, {exact:.1%} with exact attention: {over}, preset {preset}"
+            return (Headline(f"{ours:.1%}", text),)
     return ()
 
 
@@ -265,15 +244,10 @@ def pretraining(records: list[Record]) -> Section:
     drawn = [r for r in records if r["metric"] in PRETRAINING_ACCURACIES]
     if not found and not drawn:
         return Section(title, remedy=remedy)
-    drawings: dict[str, Drawing] = draw_pretraining(drawn) if drawn else {}
-    pictures = tuple(
-        Picture(
-            f"pretraining/{name}",
-            f"Validation accuracy of masked words and sentence order against {name.removeprefix('accuracy_')}",
-            drawing.render(f"pretraining-{name}"),
-        )
-        for name, drawing in drawings.items()
-    )
+    drawings = draw_pretraining(drawn) if drawn else {}
+    accuracy = "Validation accuracy of masked words and sentence order against"
+    captions = {name: f"{accuracy} {name.removeprefix('accuracy_')}" for name in drawings}
+    pictures = drawn_pictures("pretraining", drawings, captions)
     notes = (PAPERS_PRETRAINING, *notes_on_presets(found))
     return Section(title, (Part(tuple(pretraining_tables(found)), pictures),), provenance(found or drawn[-1:]), notes)
 
@@ -293,14 +267,8 @@ def distillation(records: list[Record]) -> Section:
     found = results(records, "distill")
     if not found:
         return Section(title, remedy=remedy)
-    pictures = tuple(
-        Picture(
-            f"distillation/{name}",
-            "How closely each run follows its teacher on held-out text, against the time of one core",
-            drawing.render(f"distillation-{name}"),
-        )
-        for name, drawing in draw_distillation(records).items()
-    )
+    caption = "How closely each run follows its teacher on held-out text, against the time of one core"
+    pictures = drawn_pictures("distillation", draw_distillation(records), {"cosine": caption})
     best = max(found, key=lambda record: record["value"])
     text = f"cosine to exact attention of {last_part(best['config']['model'])} with {best['config']['attention']}"
     return Section(
@@ -332,6 +300,13 @@ def attention_error(records: list[Record]) -> Section:
     if not parts:
         return Section(title, remedy=remedy)
     return Section(title, tuple(parts), provenance(shown), (ERROR_CAPTION,))
+
+
+def drawn_pictures(folder: str, drawings: dict[str, Drawing], captions: dict[str, str]) -> tuple[Picture, ...]:
+    return tuple(
+        Picture(f"{folder}/{name}", captions[name], drawing.render(f"{folder}-{name}"))
+        for name, drawing in drawings.items()
+    )
 
 
 def run_pictures(run: list[Record], folder: str) -> tuple[Picture, ...]:
@@ -377,8 +352,7 @@ def other_records(records: list[Record]) -> list[Section]:
     ]
     table = Table(["job", "folder", "records", "what they measure"], rows, words=("folder", "what they measure"))
     everything = [record for some in found.values() for record in some]
-    notes = ("Recorded, but not drawn here.",)
-    return [Section("Other records", (Part((table,)),), provenance(everything), notes)]
+    return [Section("Other records", (Part((table,)),), provenance(everything), ("Recorded, but not drawn here.",))]
 
 
 def notes_on_presets(found: list[Record]) -> tuple[Text, ...]:
@@ -424,13 +398,3 @@ def budget_text(record: Record) -> str:
     if "landmarks" in config and (config.get("examples") or 1) > 1:
         return f"{config['examples']} examples"
     return ""
-
-
-def machine_text(machine: dict[str, Any]) -> str:
-    """
-    >>> machine_text({"processor": "a processor", "cores": 4, "threads": 2, "gpu": "a GPU"}), machine_text({})
-    ('a GPU, 2 of 4 cores', '')
-    """
-    named = machine.get("gpu") or machine.get("processor") or ""
-    cores = f"{machine['threads']} of {machine['cores']} cores" if {"threads", "cores"} <= machine.keys() else ""
-    return ", ".join(part for part in (named, cores) if part)

@@ -18,12 +18,10 @@ from nystromformer.data.lra import as_is
 from nystromformer.errors import user_input
 from nystromformer.files import read_object, write_text
 from nystromformer.integrations import register
-from nystromformer.integrations.attention_interface import AttentionCall, attention_of
 from nystromformer.integrations.guarded_models import refuse
 from nystromformer.integrations.hf_modules import interface_modules
 from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_choice, set_layers
 from nystromformer.integrations.offered import EXACT_BELOW, OPTIONS, chosen
-from nystromformer.integrations.probe import swap_attention
 from nystromformer.integrations.skip_convolution import add_skip_convolution
 from nystromformer.models.loading import load_checkpoint, refuse_lacking, wrong_keys
 from nystromformer.models.model import quiet_transformers
@@ -50,15 +48,12 @@ from nystromformer.training.distillation_trainer import (
     pooling_of,
     sentence_modules,
 )
-from nystromformer.training.fidelity import closeness, read_texts, seconds_of
+from nystromformer.training.fidelity import HELD_OUT, judge
 from nystromformer.training.finetuning_models import ATTENTION_DROPOUTS, Source, with_positions
 from nystromformer.training.pretraining_trainer import callbacks_of
 from nystromformer.training.recipes import DISTILLATION_RECIPES, DistillationRecipe
 from nystromformer.training.run import check_folder, run_to_end
 from nystromformer.training.sweep import TABLE
-
-HELD_OUT = "held out"
-"""The part of the corpus that is not trained on."""
 
 SENSITIVITY = "sensitivity.json"
 """In a run's folder: what was measured of the layers before training, by which a resumed run chooses the same."""
@@ -352,7 +347,7 @@ def run_distillation(
             "train_examples": len(data.train),
             "corpora": [Path(name).name for name in options.corpus],
             "parameters": distillation.student.num_parameters(),
-            **judge(distillation, data, options.attention_options, run.layers, arguments),
+            **judge(distillation, data.judged, options.attention_options, run.layers, arguments),
             "sensitivity": [{name: vars(each) for name, each in layer.items()} for layer in sensitivity],
         }
         trainer.card = model_card(config, result, closeness_table(result["parts"]), bool(sentence_modules(run.model)))
@@ -369,40 +364,3 @@ def run_distillation(
         make_trainer=make_trainer,
         measure=measure,
     )
-
-
-def judge(
-    distillation: Distillation,
-    data: DistillationData,
-    options: dict[str, Any],
-    layers: tuple[str, ...],
-    arguments: TrainingArguments,
-) -> dict[str, Any]:
-    """How closely the student follows on each part, how the untrained attention does, and how fast it is."""
-    teacher: Any = distillation.teacher
-    student, pooling = distillation.student, distillation.pooling or "mean"
-    choices = dict(zip(filter(is_listed, interface_modules(teacher)), layers, strict=True))
-
-    def untrained(call: AttentionCall) -> Any:
-        return attention_of(call, layer_choice(choices[call.module], options))(call.query, call.key, call.value)
-
-    common = {"batch_size": arguments.eval_batch_size, "device": arguments.device}
-    parts = {}
-    batches = sum(3 * -(-len(windows) // arguments.eval_batch_size) for windows in data.judged.values())
-    with steps_bar(batches) as step:
-        for name, windows in data.judged.items():
-            exact = read_texts(teacher, windows, pooling, step=step, **common)
-            before = read_texts(
-                teacher, windows, pooling, step=step, inside=partial(swap_attention, teacher, untrained), **common
-            )
-            ours = read_texts(student, windows, pooling, teacher, step=step, **common)
-            parts[name] = {
-                **closeness(exact.embeddings, ours.embeddings),
-                "examples": len(windows),
-                "errors": ours.errors,
-                "untrained": closeness(exact.embeddings, before.embeddings),
-            }
-    longest = data.judged[HELD_OUT].batch([int(data.judged[HELD_OUT].lengths.argmax())])
-    longest = {name: each.to(arguments.device) for name, each in longest.items()}
-    seconds = seconds_of({"exact": teacher, "ours": student}, longest)
-    return {"parts": parts, "speed": seconds | {"length": longest["input_ids"].shape[1]}}

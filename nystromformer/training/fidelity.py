@@ -4,16 +4,62 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from nystromformer.data.corpus.windows import Windows
-from nystromformer.training.distillation_model import embedding, hidden_states, token_mask_of
+from nystromformer.integrations.attention_interface import AttentionCall, attention_of
+from nystromformer.integrations.hf_modules import interface_modules
+from nystromformer.integrations.layer_attentions import is_listed, layer_choice
+from nystromformer.integrations.probe import swap_attention
+from nystromformer.progress import steps_bar
+from nystromformer.training.distillation_model import Distillation, embedding, hidden_states, token_mask_of
 
+HELD_OUT = "held out"
+"""The part of a corpus that is not trained on."""
 NEIGHBORS = 10
 TIMINGS = 5
+
+
+def judge(
+    distillation: Distillation,
+    judged: dict[str, Windows],
+    options: dict[str, Any],
+    layers: tuple[str, ...],
+    arguments: TrainingArguments,
+) -> dict[str, Any]:
+    """How closely the student follows on each part, how the untrained attention does, and how fast it is."""
+    teacher: Any = distillation.teacher
+    student, pooling = distillation.student, distillation.pooling or "mean"
+    choices = dict(zip(filter(is_listed, interface_modules(teacher)), layers, strict=True))
+
+    def untrained(call: AttentionCall) -> Any:
+        return attention_of(call, layer_choice(choices[call.module], options))(call.query, call.key, call.value)
+
+    common = {"batch_size": arguments.eval_batch_size, "device": arguments.device}
+    parts = {}
+    batches = sum(3 * -(-len(windows) // arguments.eval_batch_size) for windows in judged.values())
+    with steps_bar(batches) as step:
+        for name, windows in judged.items():
+            exact = read_texts(teacher, windows, pooling, step=step, **common)
+            before = read_texts(
+                teacher, windows, pooling, step=step, inside=partial(swap_attention, teacher, untrained), **common
+            )
+            ours = read_texts(student, windows, pooling, teacher, step=step, **common)
+            parts[name] = {
+                **closeness(exact.embeddings, ours.embeddings),
+                "examples": len(windows),
+                "errors": ours.errors,
+                "untrained": closeness(exact.embeddings, before.embeddings),
+            }
+    longest = judged[HELD_OUT].batch([int(judged[HELD_OUT].lengths.argmax())])
+    longest = {name: each.to(arguments.device) for name, each in longest.items()}
+    seconds = seconds_of({"exact": teacher, "ours": student}, longest)
+    return {"parts": parts, "speed": seconds | {"length": longest["input_ids"].shape[1]}}
 
 
 @dataclass(frozen=True)

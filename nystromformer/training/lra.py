@@ -27,7 +27,7 @@ from nystromformer.training.arguments import on_cpu, processes
 from nystromformer.training.callbacks import Clock, metric_function
 from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.run import check_folder
-from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining
+from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, SelfPretrainingRecipe
 from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer, cost
 
@@ -104,7 +104,7 @@ class LraCell(Cell[Splits]):
         """What is to be done before."""
         if not self.recipe.self_pretrain:
             return None
-        recipe = self.recipe.pretraining(TASKS[self.task].masked)
+        recipe = SelfPretrainingRecipe.before(self.recipe, TASKS[self.task].masked)
         same = {name: value for name, value in vars(self).items() if name not in ("recipe", "legacy", "shared")}
         return SelfPretraining(**same, recipe=recipe)
 

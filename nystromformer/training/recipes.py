@@ -88,9 +88,6 @@ class ScoredRecipe(Recipe):
 
 LRA_OPTIMIZER = {"adam_epsilon": 1e-6, "weight_decay": 0.0, "max_grad_norm": 0.0}
 
-PRETRAINING_WARMUP = 0.1
-"""Of the steps of self-pretraining."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LraRecipe(ScoredRecipe):
@@ -134,23 +131,6 @@ class LraRecipe(ScoredRecipe):
             "pair": task.pair,
             **{name: value for name, value in chosen.items() if value is not None},
         }
-
-    def pretraining(self, masked: float) -> "SelfPretrainingRecipe":
-        """The recipe of the self-pretraining before it: the same model, data, batch and learning rate."""
-        assert self.self_pretrain
-        same = {field.name: getattr(self, field.name) for field in fields(self)} | {"self_pretrain": None}
-        return SelfPretrainingRecipe(**same, masked=masked).changed(steps=self.self_pretrain, warmup=PRETRAINING_WARMUP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelfPretrainingRecipe(LraRecipe):
-    """How the encoder of a task learns to tell masked tokens. The last model is kept."""
-
-    masked: float
-    """The share of tokens that is masked."""
-
-    def arguments(self) -> dict[str, Any]:
-        return self.schedule(self.steps, self.eval_every) | LRA_OPTIMIZER
 
 
 # Attention dropout is off in the small recipes: without it exact attention never writes its matrix down.

@@ -4,7 +4,7 @@ Amos et al. (ICLR 2024) found that it is what ordinary transformers lack there. 
 attention and the same positions; its training is a run in a folder of its own, inside that of the run it serves.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from nystromformer.models.model import quiet_transformers
 from nystromformer.records import read_config, result_in
 from nystromformer.training.callbacks import Clock
 from nystromformer.training.pretraining_trainer import Keys
-from nystromformer.training.recipes import SelfPretrainingRecipe
+from nystromformer.training.recipes import LRA_OPTIMIZER, LraRecipe
 from nystromformer.training.run import MODEL
 from nystromformer.training.sweep import Cell
 from nystromformer.training.trainer import ExactTrainer, cost
@@ -33,11 +33,32 @@ from nystromformer.training.trainer import ExactTrainer, cost
 FOLDER = "self-pretraining"
 """Its place in the folder of the run that it serves."""
 
+WARMUP = 0.1
+"""Of its steps."""
+
 DEV_EXAMPLES = 500
 """At most so many are masked and asked in an evaluation."""
 
 ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size")
 """What a run must share with the self-pretraining of another one that it starts from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfPretrainingRecipe(LraRecipe):
+    """How the encoder of a task learns to tell masked tokens. The last model is kept."""
+
+    masked: float
+    """The share of tokens that is masked."""
+
+    @classmethod
+    def before(cls, recipe: LraRecipe, masked: float) -> "SelfPretrainingRecipe":
+        """Of the run that `recipe` trains: the same model, data, batch and learning rate."""
+        assert recipe.self_pretrain
+        same = {field.name: getattr(recipe, field.name) for field in fields(recipe)} | {"self_pretrain": None}
+        return cls(**same, masked=masked).changed(steps=recipe.self_pretrain, warmup=WARMUP)
+
+    def arguments(self) -> dict[str, Any]:
+        return self.schedule(self.steps, self.eval_every) | LRA_OPTIMIZER
 
 
 class MaskedTrainer(ExactTrainer):
