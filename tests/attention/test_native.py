@@ -27,16 +27,6 @@ SIZES = [(100, 7, 5, 3), (7, 100, 3, 5), (1, 1, 1, 1), (49, 130, 20, 40), (2100,
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
-@pytest.fixture(params=["avx512", "avx2", "baseline"])
-def instructions(request, monkeypatch):
-    """Every set that this processor has."""
-    has = torch.backends.cpu.get_cpu_capability()
-    fewer = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}.get(has, ("baseline",))
-    if request.param not in fewer:
-        pytest.skip(f"this processor has {has}")
-    monkeypatch.setattr(library, "_set", request.param)
-
-
 def dense(query, key, value, bias, scale):
     logits = scale * query @ key.mT + bias
     return torch.softmax(logits, -1) @ value, torch.logsumexp(logits, -1)
@@ -55,7 +45,7 @@ def with_gradients(function, inputs, upstream):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_outputs_logsumexps_and_gradients_are_the_dense_ones(instructions, sizes, dtype):
+def test_outputs_logsumexps_and_gradients_are_the_dense_ones(machine_code, sizes, dtype):
     n, s, d, e = sizes
     inputs = [in_rows(draw(2, 3, *shape, seed=i)) for i, shape in enumerate([(n, d), (s, d), (s, e)])]
     bias = draw(2, 1, 1, s, seed=4).masked_fill(torch.arange(s) % 5 == 1, -torch.inf)
@@ -68,7 +58,7 @@ def test_outputs_logsumexps_and_gradients_are_the_dense_ones(instructions, sizes
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=TOLERANCES[dtype] * theirs.abs().max().item())
 
 
-def test_scattered_and_repeated_inputs_are_read_as_they_are(instructions):
+def test_scattered_and_repeated_inputs_are_read_as_they_are(machine_code):
     query, key, value = (draw(2, 3, 20, 6, seed=i) for i in range(3))
     expected = dense(query, key, value, 0, 0.5)[0]
     scattered = [x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0) for x in (query, key, value)]
@@ -78,7 +68,7 @@ def test_scattered_and_repeated_inputs_are_read_as_they_are(instructions):
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 33), (1, 1, 5), (2, 64, 64)], ids=str)
-def test_pseudoinverses_and_gradients_are_those_of_the_steps(instructions, shape):
+def test_pseudoinverses_and_gradients_are_those_of_the_steps(machine_code, shape):
     A = torch.softmax(3 * draw(*shape), -1).requires_grad_()
     norms, grad = draw(shape[0], seed=1).abs() + 2, draw(shape[0], shape[2], shape[1], seed=2)
     first = Z = (A.mT / norms[:, None, None]).detach().requires_grad_()
@@ -157,7 +147,7 @@ def test_a_wrong_number_stays_where_it_belongs():
 
 @pytest.mark.parametrize("sizes", [(700, 16, 16, 32, 9), (133, 5, 7, 20, 3), (300, 16, 8, 40, 1)], ids=str)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(instructions, dtype, sizes):
+def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(machine_code, dtype, sizes):
     n, d, e, m, taps = sizes
     inputs = [in_rows(draw(2, 3, n, width, seed=i)) for i, width in enumerate((d, d, e))]
     inputs.append(draw(3, taps, seed=3))
@@ -171,7 +161,7 @@ def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(instruct
 
 
 @pytest.mark.parametrize("sizes", [(100, 6, 9), (33, 16, 33), (2, 3, 7), (1100, 64, 5)], ids=str)
-def test_convolutions_and_their_gradients_are_those_of_the_definition(instructions, sizes):
+def test_convolutions_and_their_gradients_are_those_of_the_definition(machine_code, sizes):
     n, e, taps = sizes
     value, kernel, grad = draw(2, 3, n, e), draw(3, taps, seed=1), draw(2, 3, n, e, seed=2)
     windows = torch.nn.functional.pad(value, (0, 0, taps // 2, taps // 2)).unfold(2, taps, 1)  # (b h n e k)
