@@ -42,8 +42,8 @@ from nystromformer.attention import (
     nystrom_attention,
     nystrom_local_attention,
 )
-from nystromformer.attention.chosen_blocks import choose_blocks
 from nystromformer.attention.landmarks import means_over, segments
+from nystromformer.attention.near_field import choose_blocks
 from nystromformer.attention.nystrom_local_core import NystromLocalOptions
 from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, token_blocks
 from nystromformer.files import write_text

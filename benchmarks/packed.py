@@ -22,7 +22,7 @@ from attention_targets import Figure, at_least, at_most, ratios, report
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention import build_attention, valid_spans
+from nystromformer.attention import build_attention, varlen
 from nystromformer.attention.varlen import lengths_to_offsets
 from nystromformer.bench.measure import interleaved_times, peak_of
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
@@ -140,12 +140,12 @@ def attention_run(attention: nn.Module, leaves: list[Tensor], named: dict[str, T
 
 def _together(run: Run) -> Run:
     def whole() -> None:
-        before = valid_spans.SMALLEST_EXAMPLE
-        valid_spans.SMALLEST_EXAMPLE = sys.maxsize
+        before = varlen.SMALLEST_EXAMPLE
+        varlen.SMALLEST_EXAMPLE = sys.maxsize
         try:
             run()
         finally:
-            valid_spans.SMALLEST_EXAMPLE = before
+            varlen.SMALLEST_EXAMPLE = before
 
     return whole
 

@@ -6,10 +6,12 @@ from nystromformer.attention.landmarks import kmeans_landmarks, sampled_softmax_
 from nystromformer.attention.linear import linear_attention
 from nystromformer.attention.linformer import linformer_attention
 from nystromformer.attention.longformer import longformer_attention
-from nystromformer.attention.nystrom import nystrom_attention, nystrom_attention_weights
-from nystromformer.attention.nystrom_layer import NystromAttention
-from nystromformer.attention.nystrom_local import nystrom_local_attention, nystrom_local_attention_weights
-from nystromformer.attention.nystrom_local_varlen import nystrom_local_attention_varlen
+from nystromformer.attention.nystrom import NystromAttention, nystrom_attention, nystrom_attention_weights
+from nystromformer.attention.nystrom_local import (
+    nystrom_local_attention,
+    nystrom_local_attention_varlen,
+    nystrom_local_attention_weights,
+)
 from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
 from nystromformer.attention.performer import performer_attention
 from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv, pinv_residual

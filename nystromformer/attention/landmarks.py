@@ -3,9 +3,14 @@
 Segments are counted over valid tokens: with n_valid of them, the token of rank r belongs to segment ⌊r·m / n_valid⌋.
 So landmarks depend neither on the content nor on the amount of padding, and with n_valid ≤ m each segment holds at
 most one token: landmarks are then the tokens themselves.
+
+Other landmarks are means of clusters (`kmeans_means`), of the tiles of a grid (`grid_segments`), or tokens that lie far
+from one another (`farthest_tokens`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -215,3 +220,103 @@ def _means_by_assignment(points: Tensor, assignment: Tensor, m: int, mask: Tenso
 def _evenly_spaced(length: int, count: int, device: torch.device) -> Tensor:
     """`count` different positions, the middle of each of `count` equal segments."""
     return ((torch.arange(count, device=device) * 2 + 1) * length) // (2 * count)
+
+
+def check_grid(landmarks: str, shape: Sequence[int] | None) -> None:
+    """A shape goes with landmarks="grid", and with that alone."""
+    if landmarks != "grid":
+        if shape is not None:
+            raise ValueError(f"grid_shape={shape!r} with landmarks={landmarks!r}: it is for landmarks='grid'.")
+        return
+    whole = isinstance(shape, Sequence) and all(isinstance(size, int) and size >= 1 for size in shape)
+    if shape is None or not whole or len(shape) != 2:
+        raise ValueError(f"grid_shape={shape!r}: must be two whole numbers, rows and columns, as (32, 32).")
+
+
+def tiles_of(shape: Sequence[int], most: int) -> tuple[int, int]:
+    """How many rows and columns of tiles: as many tiles as `most` allows, and of those the squarest.
+
+    >>> tiles_of((32, 32), 64), tiles_of((10, 40), 64)
+    ((8, 8), (4, 16))
+    """
+    rows, columns = shape
+    fitting = [(a, b) for a, b in product(range(1, most + 1), repeat=2) if a * b <= most and a <= rows and b <= columns]
+    return max(fitting, key=lambda tiles: (tiles[0] * tiles[1], -abs(rows * tiles[1] - columns * tiles[0]), tiles))
+
+
+def grid_segments(tokens: Tensor, num_segments: int, mask: Tensor | None, shape: Sequence[int]) -> Segments:
+    """The tiles that `tokens` (b, h, n, d) of a grid of `shape`, row by row, belong to. Some may be empty.
+
+    Examples with at most `num_segments` valid tokens have one token in each segment, as `segments` gives them.
+
+    >>> grid_segments(torch.zeros(1, 1, 16, 1), 4, None, (4, 4)).index.view(4, 4)
+    tensor([[0, 0, 1, 1],
+            [0, 0, 1, 1],
+            [2, 2, 3, 3],
+            [2, 2, 3, 3]])
+    """
+    rows, columns = shape
+    batch, length = tokens.shape[0], tokens.shape[2]
+    if length != rows * columns:
+        raise ValueError(
+            f"grid_shape={tuple(shape)} has {rows * columns} places, and there are {length} tokens: must be as many."
+        )
+    down, across = tiles_of(shape, num_segments)
+    row, column = (torch.arange(size, device=tokens.device) for size in (rows, columns))
+    tile = (row * down // rows)[:, None] * across + column * across // columns  # (rows columns)
+    in_line = segments(tokens, num_segments, mask)
+    index = torch.where(in_line.one_token_each[:, None], in_line.index, tile.flatten())  # (b n)
+    present = torch.ones_like(index) if mask is None else mask.long()
+    counts = present.new_zeros(batch, num_segments).scatter_add(1, index, present)
+    return replace(in_line, index=index, counts=counts, size=None)
+
+
+def farthest_tokens(
+    tokens: Tensor, segments: Segments, mask: Tensor | None = None, liked_by: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Landmarks (b, h, m, d) of `tokens` (b, h, n, d), at least in float32, and which are no repetition, (b, h, m).
+
+    They are tokens, chosen one after the other as far as can be from those before. So landmarks lie in all places where
+    tokens are, and single tokens that differ from all others are among them, as attention sinks do: Fast Nyström
+    Attention (2025) uses such landmarks in pretrained models.
+
+    The first is the key that the queries `liked_by` (b, h, n', d) like most on average, the sink of a head; without
+    them the token farthest from the mean. Padding must be zero already. The choice has no gradient, the tokens have.
+    Examples with at most m valid tokens keep one token per landmark, in their order.
+
+    >>> tokens = torch.tensor([0.0, 1.0, 5.0, 5.1]).view(1, 1, 4, 1)
+    >>> farthest_tokens(tokens, segments(tokens, 2))[0].flatten()
+    tensor([0.0000, 5.1000])
+    """
+    batch, heads = tokens.shape[:2]
+    points = tokens.to(at_least_float32(tokens.dtype))
+    index, new = _farthest(points.detach(), segments, mask, liked_by)
+    few = segments.one_token_each[:, None, None]
+    chosen = torch.where(few[..., None], means_over(points, segments), points.take_along_dim(index[..., None], dim=2))
+    return chosen, torch.where(few, segments.occupied[:, None].expand(batch, heads, -1), new)
+
+
+@torch.no_grad()
+def _farthest(
+    points: Tensor, segments: Segments, mask: Tensor | None, liked_by: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Places (b, h, m), and whether each differs from those before it."""
+    absent = None if mask is None else ~mask[:, None]  # (b 1 n)
+
+    def best(score: Tensor) -> tuple[Tensor, Tensor]:
+        return (score if absent is None else score.masked_fill(absent, -torch.inf)).max(dim=2)
+
+    if liked_by is None:
+        mean = points.sum(2, keepdim=True) / segments.valid.clamp(min=1)[:, None, None, None]
+        _, place = best((points - mean).square().sum(-1))
+    else:
+        _, place = best((points @ liked_by.to(points.dtype).sum(2)[..., None])[..., 0])
+    places, distances = [place], [torch.ones_like(place, dtype=points.dtype)]
+    nearest = torch.full(points.shape[:3], torch.inf, dtype=points.dtype, device=points.device)
+    for _ in range(segments.num_segments - 1):
+        last = points.take_along_dim(place[..., None, None], dim=2)  # (b h 1 d)
+        nearest = torch.minimum(nearest, (points - last).square().sum(-1))
+        distance, place = best(nearest)
+        places.append(place)
+        distances.append(distance)
+    return torch.stack(places, dim=2), torch.stack(distances, dim=2) > 0

@@ -13,11 +13,23 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention import native
-from nystromformer.attention.common import key_padding_mask, softmax_attention
-from nystromformer.attention.exact_below import all_are_short, check_exact_below, exact_where_short
-from nystromformer.attention.farthest_points import farthest_tokens
-from nystromformer.attention.grid_segments import check_grid, grid_segments
-from nystromformer.attention.landmarks import LANDMARKS, Segments, kmeans_means, means_over, segments
+from nystromformer.attention.common import (
+    all_are_short,
+    check_exact_below,
+    exact_where_short,
+    key_padding_mask,
+    softmax_attention,
+)
+from nystromformer.attention.landmarks import (
+    LANDMARKS,
+    Segments,
+    check_grid,
+    farthest_tokens,
+    grid_segments,
+    kmeans_means,
+    means_over,
+    segments,
+)
 from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
 from nystromformer.attention.skip_convolution import skip_convolution
 from nystromformer.checks import check_at_least, check_choice

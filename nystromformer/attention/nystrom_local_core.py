@@ -11,17 +11,24 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from nystromformer.attention.chosen_blocks import choose_blocks
 from nystromformer.attention.common import (
     at_least_float32,
+    check_exact_below,
+    exact_where_short,
     key_padding_mask,
     pad_head_dims,
     softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.exact_below import check_exact_below, exact_where_short
 from nystromformer.attention.native import Core, fields_attention, ridge_values_kept
-from nystromformer.attention.near_field import NearField, SeenInParts, SeenInPlace, Sequences, sees_in_place
+from nystromformer.attention.near_field import (
+    NearField,
+    SeenInParts,
+    SeenInPlace,
+    Sequences,
+    choose_blocks,
+    sees_in_place,
+)
 from nystromformer.attention.nystrom_local_parts import (
     FarField,
     HeavyKeys,

@@ -24,8 +24,7 @@ from nystromformer.attention.landmarks import Segments, means_over, segments_of_
 from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
 from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
 from nystromformer.attention.skip_convolution import skip_convolution
-from nystromformer.attention.valid_spans import as_batch, as_rows
-from nystromformer.attention.varlen import PackedInput, Packing, Spread, packed_input
+from nystromformer.attention.varlen import PackedInput, Packing, Spread, as_batch, as_rows, packed_input
 from nystromformer.checks import check_at_least
 
 CHUNK = 256

@@ -49,24 +49,24 @@ def merge_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> 
     return merge(first, second), torch.logaddexp(first[1], second[1])
 
 
-class _SoftmaxPart(Function):
-    """Keeps the output and the log-sum-exp for the backward, never the weights."""
+class KeepsLogSumExp:
+    """What custom functions keep for the backward: their tensors, the output and the log-sum-exp, never the weights."""
 
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output)
+        ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
+
+
+class _SoftmaxPart(KeepsLogSumExp, Function):
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return part_forward(query, key, value, bias, scale)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.scale = inputs
-        ctx.save_for_backward(*tensors, *output)
-
-    @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, out, logsumexp = ctx.saved_tensors
-        grads = part_backward(grad, grad_logsumexp, query, key, value, bias, out, logsumexp, ctx.scale)
-        return *grads, None, None
+        return *part_backward(grad, grad_logsumexp, *ctx.saved_tensors, *ctx.settings), None, None
 
 
 def part_forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def window_part(
     return _BlockwisePart.apply(row_contiguous(query), row_contiguous(key), row_contiguous(value), bias, scale, block)
 
 
-class _BlockwisePart(Function):
+class _BlockwisePart(KeepsLogSumExp, Function):
     @staticmethod
     def forward(
         query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, block: int | None
@@ -189,24 +189,19 @@ class _BlockwisePart(Function):
         return part_forward(query, key, value, bias, scale)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.scale, ctx.block = inputs
-        ctx.save_for_backward(*tensors, *output)
-
-    @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, out, logsumexp = ctx.saved_tensors
-        number = query.shape[0]
-        seen = (_seen_by_blocks(x, number, ctx.block) for x in (key, value))
+        (scale, block), number = ctx.settings, query.shape[0]
+        seen = (_seen_by_blocks(x, number, block) for x in (key, value))
         of_blocks = (grad, grad_logsumexp, query, *seen, bias, out, logsumexp)
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.zeros_like(x, dtype=logsumexp.dtype) for x in (key, value))
         for some in few_at_once(number):
             g, g_lse, q, k, v, b, o, lse = (x[some] for x in of_blocks)
-            grad_query[some], *others = part_backward(g, g_lse, q, k, v, b, o, lse, ctx.scale)
+            grad_query[some], *others = part_backward(g, g_lse, q, k, v, b, o, lse, scale)
             for total, part in zip((grad_key, grad_value), others, strict=True):
-                _add(part, total, some.start, ctx.block)
+                _add(part, total, some.start, block)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 

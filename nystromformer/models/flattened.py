@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import shape_of
-from nystromformer.attention.valid_spans import is_readable
+from nystromformer.attention.common import is_readable, shape_of
 from nystromformer.attention.varlen import Packing, packing
 
 

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
 from nystromformer.attention import nystrom_attention, nystrom_local_attention
-from nystromformer.attention.chosen_blocks import chosen_part
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
+from nystromformer.attention.near_field import chosen_part
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, TokenBlocks, token_blocks
 from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
 from nystromformer.attention.pseudoinverse import iterative_pinv

@@ -1,11 +1,14 @@
 import oracles
 import pytest
 import torch
+from drawn import qkv, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import avg_pool2d, scaled_dot_product_attention
 
+from nystromformer import build_attention, nystrom_attention
 from nystromformer.attention import kmeans_landmarks, sampled_softmax_approximation, segment_means
-from nystromformer.attention.landmarks import means_over, segments
+from nystromformer.attention.landmarks import farthest_tokens, grid_segments, means_over, segments
 from nystromformer.bench.measure import Kernels
 
 
@@ -148,3 +151,97 @@ def test_means_of_equal_segments_are_one_kernel_in_either_direction():
     with Kernels() as kernels:
         torch.autograd.grad(means, tokens, means)
     assert kernels.count == 1
+
+
+def test_means_are_those_of_pooling():
+    tokens, _, _ = qkv(2, 3, 48, d=4)
+    means = means_over(tokens, grid_segments(tokens, 12, None, (6, 8)))
+    image = tokens.transpose(2, 3).reshape(6, 4, 6, 8)
+    pooled = avg_pool2d(image, (2, 2)).flatten(2).transpose(1, 2).view(2, 3, 12, 4)
+    torch.testing.assert_close(means, pooled)
+
+
+def test_what_is_masked_changes_nothing_and_short_examples_are_exact():
+    tensors, mask = qkv(2, 2, 60, d=4), random_mask(2, 60, share=0.6)
+    mask[1] = torch.arange(60) < 7
+    options = {"num_landmarks": 9, "landmarks": "grid", "grid_shape": (6, 10)}
+    out = nystrom_attention(*tensors, mask, **options)
+    other = [torch.where(mask[:, None, :, None], x, torch.nan) for x in tensors]
+    torch.testing.assert_close(nystrom_attention(*other, mask, **options), out)
+    exact = scaled_dot_product_attention(*(x[1:, :, :7] for x in tensors))
+    torch.testing.assert_close(out[1:, :, :7], exact)
+    assert (out[~mask[:, None].expand(2, 2, 60)] == 0).all()
+
+
+def test_tiles_suit_images_better_than_stretches_of_rows():
+    place = torch.arange(24.0)
+    image = torch.stack(torch.meshgrid(place, place, indexing="ij"), dim=-1).view(1, 1, 576, 2) / 6
+    value = image.double()
+    query = key = value
+    exact = scaled_dot_product_attention(query, key, value)
+    means, tiles = (
+        (nystrom_attention(query, key, value, num_landmarks=36, **options) - exact).norm()
+        for options in ({}, {"landmarks": "grid", "grid_shape": (24, 24)})
+    )
+    assert tiles < means
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"landmarks": "grid"}, "grid_shape=None: must be two whole numbers"),
+        ({"landmarks": "grid", "grid_shape": (4, 0)}, "must be two whole numbers"),
+        ({"grid_shape": (4, 4)}, "it is for landmarks='grid'"),
+        ({"landmarks": "grid", "grid_shape": (4, 5)}, r"\(4, 5\) has 20 places, and there are 30 tokens"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(options, message):
+    attention = {"num_heads": 1, "head_dim": 2}
+    with pytest.raises(ValueError, match=message):
+        build_attention("nystrom-4", **attention, **options)(*qkv(1, 1, 30, d=2))
+
+
+def by_definition(tokens, number, first):
+    places = [first]
+    while len(places) < number:
+        distance = torch.stack([(tokens - tokens[place]).square().sum(1) for place in places]).amin(0)
+        places.append(int(distance.argmax()))
+    return tokens[places]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])
+def test_each_is_the_farthest_from_those_before(masked, of_keys):
+    query, tokens, _ = qkv(2, 3, 50, d=4)
+    mask = random_mask(2, 50, share=0.7) if masked else None
+    if masked:
+        query, tokens = (torch.where(mask[:, None, :, None], x, 0) for x in (query, tokens))
+    found, new = farthest_tokens(tokens, segments(tokens, 9, mask), mask, query if of_keys else None)
+    assert new.all()
+    for b in range(2):
+        real = torch.ones(50, dtype=torch.bool) if mask is None else mask[b]
+        for h in range(3):
+            own = tokens[b, h, real]
+            apart = (own - own.mean(0)).square().sum(1)
+            first = int((own @ query[b, h].sum(0)).argmax() if of_keys else apart.argmax())
+            torch.testing.assert_close(found[b, h], by_definition(own, 9, first))
+
+
+def test_equal_tokens_count_once():
+    tokens = torch.tensor([1.0, 2.0]).repeat(10).view(1, 1, 20, 1)
+    _, new = farthest_tokens(tokens, segments(tokens, 5))
+    assert new.tolist() == [[[True, True, False, False, False]]]
+
+
+def test_a_sink_that_means_would_blur_is_kept():
+    """All queries look at one key, whose value is unlike all others."""
+    query, key, value = (0.1 * x for x in qkv(1, 2, 200, d=8, e=8))
+    key[:, :, 77] = 4 * torch.nn.functional.normalize(torch.ones(8, dtype=key.dtype), dim=0)
+    query += 3 * key[:, :, 77:78]
+    value[:, :, 77] += 5
+    exact = torch.softmax(query @ key.mT * 8**-0.5, dim=-1) @ value
+    errors = [
+        (nystrom_attention(query, key, value, num_landmarks=16, landmarks=kind) - exact).norm() / exact.norm()
+        for kind in ("segment_means", "fps")
+    ]
+    assert errors[1] < 0.1 * errors[0]

@@ -1,9 +1,12 @@
-"""The near field of blocks is the dense one, seen in place by machine code of every instruction set, or in parts."""
+"""The near field of blocks is the dense one, seen in place by machine code of every instruction set, or in parts; and
+the far blocks that are chosen are those that matter."""
 
 import pytest
 import torch
-from drawn import draw
+from drawn import draw, qkv
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from nystromformer.attention import near_field, nystrom_local_attention
 from nystromformer.attention.native import column_sums, library, moments
 from nystromformer.attention.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
 from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, token_blocks
@@ -18,7 +21,6 @@ SIZES = [
 ]
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE, HEADS, ROWS = 0.3, 3, 6
-of_machine_code = pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"], indirect=True)
 
 
 class Input:
@@ -106,8 +108,7 @@ def test_keys_in_the_layout_of_projections_are_read_where_they_lie(instructions)
         assert torch.equal(ours, theirs)
 
 
-@of_machine_code
-def test_threads_change_no_bit(instructions):
+def test_threads_change_no_bit(machine_code):
     given = Input(600, 16, 16, 16, 12, 3)
 
     def results(threads):
@@ -123,9 +124,8 @@ def test_threads_change_no_bit(instructions):
     assert all(map(torch.equal, results(1), results(3)))
 
 
-@of_machine_code
 @pytest.mark.parametrize("rows, keys, width", [(5, 100, 3), (64, 1100, 64), (1, 1, 1)])
-def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, width):
+def test_column_sums_are_those_of_the_softmax_matrix(machine_code, rows, keys, width):
     query, key = draw(HEADS, rows, width), draw(keys, HEADS, width, seed=1)
     logits = SCALE * query @ key.transpose(0, 1).mT
     found = column_sums(query, logits.logsumexp(2), key, SCALE, keys + 3)
@@ -133,9 +133,8 @@ def test_column_sums_are_those_of_the_softmax_matrix(instructions, rows, keys, w
     assert torch.equal(found[:, keys:], torch.zeros(HEADS, 3, dtype=torch.float64))
 
 
-@of_machine_code
 @pytest.mark.parametrize("length, block, width", [(40, 8, 5), (301, 32, 64), (3, 7, 1)])
-def test_moments_are_those_of_the_blocks(instructions, length, block, width):
+def test_moments_are_those_of_the_blocks(machine_code, length, block, width):
     tokens = draw(length, HEADS, width)
     parts = tokens.split(block)
     for found, power in zip(moments(tokens, block), (1, 2), strict=True):
@@ -151,3 +150,48 @@ def test_a_wrong_number_stays_with_the_blocks_that_see_it(instructions):
     block = torch.arange(101) // 8
     assert torch.equal(wrong[:, 0], (block - 6).abs() <= 1)
     assert not wrong[:, 1:].any()
+
+
+def looking_far(n=256, d=16, block=16):
+    """Each block of queries looks at one other block of keys, half the sequence away."""
+    generator = torch.Generator().manual_seed(0)
+    of_block = normalize(torch.randn(n // block, d, generator=generator, dtype=torch.float64), dim=1)
+    key = 4 * of_block.repeat_interleave(block, 0) + 0.3 * torch.randn(n, d, generator=generator, dtype=torch.float64)
+    query = key.roll(n // 2, 0) * 1.5
+    value = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return [x[None, None] for x in (query, key, value)]
+
+
+def error(tensors, **options):
+    exact = scaled_dot_product_attention(*tensors)
+    out = nystrom_local_attention(*tensors, num_landmarks=16, block_size=16, core_rows=16, **options)
+    return ((out - exact).norm() / exact.norm()).item()
+
+
+def test_a_far_block_that_is_looked_for_is_found():
+    tensors = looking_far()
+    assert error(tensors, chosen_blocks=1) < 0.1 < 0.3 < error(tensors, chosen_blocks=0)
+
+
+def test_with_many_blocks_those_that_core_rows_look_at_are_compared(monkeypatch):
+    """As many candidates as blocks change nothing; with fewer, results stay finite and of the same shape."""
+    tensors = qkv(2, 2, 130, d=4)
+    mask = torch.arange(130) < torch.tensor([[130], [90]])
+    sizes = {"num_landmarks": 8, "block_size": 4, "core_rows": 8, "chosen_blocks": 3}
+    expected = nystrom_local_attention(*tensors, mask, **sizes)
+    monkeypatch.setattr(near_field, "MOST_CANDIDATES", 32)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    out = nystrom_local_attention(*leaves, mask, **sizes)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert all(x.isfinite().all() for x in (out, *grads))
+    alone = nystrom_local_attention(*(x[1:, :, :90] for x in tensors), **sizes)
+    torch.testing.assert_close(out[1:, :, :90], alone)
+    torch.testing.assert_close(expected[1:, :, :90], alone)
+
+
+def test_a_block_that_all_look_at_stays_among_few_candidates(monkeypatch):
+    query, key, value = looking_far()
+    query = key[:, :, 80:81] * 1.5 + 0.1 * query  # all look at the keys of one block
+    all_compared = error((query, key, value), chosen_blocks=1)
+    monkeypatch.setattr(near_field, "MOST_CANDIDATES", 2)
+    assert error((query, key, value), chosen_blocks=1) == pytest.approx(all_compared, abs=0.02)

@@ -6,7 +6,7 @@ from largest_tensor import Largest
 from torch import nn
 
 from nystromformer import build_attention
-from nystromformer.attention import chosen_blocks, nystrom_local_attention, partial_softmax
+from nystromformer.attention import near_field, nystrom_local_attention, partial_softmax
 
 SIZES = {"num_landmarks": 16, "heavy_keys": 4, "block_size": 8, "chosen_blocks": 2, "core_rows": 16}
 Q = torch.randn(2, 4, 10, 8)
@@ -42,7 +42,7 @@ def test_memory_is_what_the_docstring_says(fused, masked, monkeypatch):
     tokens = heads * (n + 2 * s) * d  # a query, key or value with its margins
     repeated = heads * n * max(3 * d, m * d // s)  # what the keys of all blocks hold, near or far
     weights = heads * n * max(3 * s, m)
-    compared = heads * (n // s) * chosen_blocks.MOST_CANDIDATES  # blocks of queries with blocks of keys
+    compared = heads * (n // s) * near_field.MOST_CANDIDATES  # blocks of queries with blocks of keys
     assert max(saved) <= tokens
     # with the portable kernel, matrix products copy the keys of all blocks
     assert forward.elements <= (max(tokens, compared) if fused else max(repeated, weights))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nystromformer import NystromformerForMaskedLM
-from nystromformer.attention import chosen_blocks
+from nystromformer.attention import near_field
 from nystromformer.attention.nystrom_local import nystrom_local_attention
 
 
@@ -56,7 +56,7 @@ def heads(batch, length, seed):
 @pytest.mark.slow(seconds=35)
 @pytest.mark.filterwarnings("ignore")
 def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path, monkeypatch):
-    monkeypatch.setattr(chosen_blocks, "MOST_CANDIDATES", 32)  # fewer than the longest has blocks
+    monkeypatch.setattr(near_field, "MOST_CANDIDATES", 32)  # fewer than the longest has blocks
     attention, file = NystromLocal(), tmp_path / "attention.onnx"
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=4096)
     axes, names = {0: batch, 2: length}, ["query", "key", "value", "mask"]
