@@ -1,5 +1,11 @@
 """What the attentions call, with gradients: Nyström attention as a whole, attention with few queries or few keys, and
-the parts of both."""
+the parts of both.
+
+Their functions take `ctx` in the forward: a `setup_context` of its own costs a tenth of a millisecond a call, and serves
+transforms of `torch.func` alone, under which none of this runs.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,18 +46,14 @@ class _FewKeys(Function):
     """Keeps its inputs alone for the backward, which makes every row of weights again."""
 
     @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, with_lse: bool
-    ) -> tuple[Tensor, Tensor]:
-        return ops.rows(query, key, value, bias, scale, with_lse)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = ops.rows(*inputs)
         *tensors, ctx.scale, ctx.with_lse = inputs
         ctx.set_materialize_grads(False)
         if not ctx.with_lse:
-            ctx.mark_non_differentiable(output[1])
+            ctx.mark_non_differentiable(lse)
         ctx.save_for_backward(*tensors)
+        return out, lse
 
     @staticmethod
     @once_differentiable
@@ -68,26 +70,21 @@ class _FewQueries(Function):
     """Keeps the output and the log-sum-exp for the backward, which are small."""
 
     @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, block: int | None
-    ) -> tuple[Tensor, Tensor]:
-        return ops.columns(query, key, value, bias, scale, block)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = ops.columns(*inputs)
         *tensors, ctx.scale, ctx.block = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return (None,) * 6
-        query, key, value, bias, out, lse = ctx.saved_tensors
+        *tensors, out, lse = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
-        grads = ops.columns_backward(grad, grad_lse, query, key, value, bias, out, lse, ctx.scale, ctx.block)
-        return *grads, None, None, None
+        return *ops.columns_backward(grad, grad_lse, *tensors, out, lse, ctx.scale, ctx.block), None, None, None
 
 
 def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
@@ -127,34 +124,24 @@ def whole_attention(
     inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
     sizes = (num_landmarks, iterations, scale)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Whole.apply(query, key, value, kernel, *sizes)[0]
+        return _Whole.apply(query, key, value, kernel, *sizes)
     return ops.nystrom(query, key, value, kernel, *sizes, False)[0]
 
 
 class _Whole(Function):
-    @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kernel: Tensor | None,
-        num_landmarks: int,
-        iterations: int,
-        scale: float,
-    ) -> tuple[Tensor, ...]:
-        *results, steps = ops.nystrom(query, key, value, kernel, num_landmarks, iterations, scale, True)
-        return *results, *steps
+    """Keeps its inputs and what is small."""
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        query, key, value, kernel, _, _, ctx.scale = inputs
+    def forward(ctx, *inputs: Any) -> Tensor:
+        out, *small, steps = ops.nystrom(*inputs, True)
+        *tensors, _, _, ctx.scale = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(query, key, value, kernel, *output[1:])
+        ctx.save_for_backward(*tensors, *small, *steps)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 7
         saved = ctx.saved_tensors  # asked for once, as gradient checkpointing wants it

@@ -51,7 +51,7 @@ def local_attention(
     scale: float,
 ) -> Tensor:
     """Attention (l, c, e) of all queries to the same keys and to far ones (c, m, d), which all blocks share."""
-    return _Local.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)[0]
+    return _Local.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)
 
 
 def far_means(
@@ -76,7 +76,7 @@ def ridge_values(
     """What `nystrom_local_parts.corrected_values` gives."""
     inputs = exact, near_out, near_lse, far_logits, far_value
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Ridge.apply(*inputs, ridge)[0]
+        return _Ridge.apply(*inputs, ridge)
     return ops.ridge(*inputs, ridge, False)[0]
 
 
@@ -94,14 +94,12 @@ def fields_attention(core: Core, *given: Any) -> Tensor:
 
 class _Near(Function):
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return ops.near(*inputs)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = ops.near(*inputs)
         *tensors, ctx.block, ctx.scale = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
 
     @staticmethod
     @once_differentiable
@@ -118,19 +116,16 @@ class _Local(Function):
     """Keeps the output and its log-sum-exp for the backward, never the weights."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return ops.local(*inputs)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx, *inputs: Any) -> Tensor:
+        out, lse = ops.local(*inputs)
         *tensors, ctx.block, ctx.scale = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor | None, unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 10
         grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
@@ -160,19 +155,16 @@ class _Ridge(Function):
     """Keeps what is small: weights of the core rows, and the factor of the system that was solved."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return ops.ridge(*inputs, True)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    def forward(ctx, *inputs: Any) -> Tensor:
+        values, *kept = ops.ridge(*inputs, True)
         *tensors, ctx.ridge = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, values, *kept)
+        return values
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 6
         return *ops.ridge_backward(grad, *ctx.saved_tensors, ctx.ridge), None
@@ -180,15 +172,13 @@ class _Ridge(Function):
 
 class _Far(Function):
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.far(*inputs)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        far_key, far_value, bias = ops.far(*inputs)
         key, _, valid, place, real, chosen, *ctx.sizes = inputs
         ctx.length = key.shape[0]
-        ctx.mark_non_differentiable(output[2])
+        ctx.mark_non_differentiable(bias)
         ctx.save_for_backward(valid, place, real, chosen)
+        return far_key, far_value, bias
 
     @staticmethod
     @once_differentiable

@@ -102,9 +102,7 @@ def nystrom(
     queries and keys, B V with its log-sum-exp, W, A and Z and, where `keep`, the steps of the pseudoinverse."""
     query, key, value = in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
-    _, queries, keys, _, _, W, A, Z, steps = _nystrom_shapes(
-        query, key, value, kernel, num_landmarks, iterations, scale, keep
-    )
+    queries, keys, W, A, Z, steps = _small(query, value, num_landmarks, iterations, keep)
     for tokens, means in ((query, queries), (key, keys)):
         call("means_forward", query.dtype, 0.0, *_means_numbers(tokens, means))
     BV, lse = columns(queries, key, value, None, scale, None)
@@ -124,13 +122,18 @@ def _nystrom_shapes(
     scale: float,
     keep: bool,
 ) -> tuple[Any, ...]:
+    queries, keys, W, A, Z, steps = _small(query, value, num_landmarks, iterations, keep)
+    out, BV = new_rows(query, value.shape[3]), new_rows(queries, value.shape[3])
+    return out, queries, keys, BV, queries.new_empty(queries.shape[:3]), W, A, Z, steps
+
+
+def _small(query: Tensor, value: Tensor, num_landmarks: int, iterations: int, keep: bool) -> tuple[Any, ...]:
+    """Memory for landmarks of queries and keys, W, A, Z and the steps of the pseudoinverse."""
     side = padded(num_landmarks)
     small = lambda *shape: query.new_empty(*query.shape[:2], *shape)
     queries, keys = small(num_landmarks, query.shape[3]), small(num_landmarks, query.shape[3])
-    BV, W = new_rows(queries, value.shape[3]), small(num_landmarks, value.shape[3])
     steps = _steps(query, query.shape[0] * query.shape[1], side, iterations if keep else 0)
-    out, A, Z = new_rows(query, value.shape[3]), small(side, side), small(side, side)
-    return out, queries, keys, BV, small(num_landmarks), W, A, Z, steps
+    return queries, keys, small(num_landmarks, value.shape[3]), small(side, side), small(side, side), steps
 
 
 def _means_numbers(tokens: Tensor, means: Tensor) -> tuple[int, ...]:

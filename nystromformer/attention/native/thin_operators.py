@@ -35,12 +35,12 @@ def padded(*sizes: int) -> int:
 
 def view(x: Tensor | None) -> tuple[int, ...]:
     """Where (g, c, r, width) begins, and its strides."""
-    return _NONE if x is None else (x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+    return _NONE if x is None else (x.data_ptr(), *x.stride()[:3])
 
 
 def one_row(x: Tensor | None) -> tuple[int, ...]:
     """The same for (g, c, width)."""
-    return _NONE if x is None else (x.data_ptr(), x.stride(0), x.stride(1), 0)
+    return _NONE if x is None else (x.data_ptr(), *x.stride()[:2], 0)
 
 
 def new_rows(like: Tensor, width: int) -> Tensor:
