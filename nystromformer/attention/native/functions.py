@@ -1,8 +1,8 @@
 """What the attentions call, with gradients: Nyström attention as a whole, attention with few queries or few keys, and
 the parts of both.
 
-Their functions take `ctx` in the forward: a `setup_context` of its own costs a tenth of a millisecond a call, and serves
-transforms of `torch.func` alone, under which none of this runs.
+Their functions take `ctx` in the forward: with a `setup_context` of its own PyTorch inspects a signature at each call,
+and it serves transforms of `torch.func` alone, under which none of this runs.
 """
 
 from typing import Any
