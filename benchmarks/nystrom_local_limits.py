@@ -24,7 +24,7 @@ from nystromformer.records import Recorder, new_job_folder, read_records, write_
 from nystromformer.report.table import Table
 
 HEADS, LENGTH, WIDTH = 8, 1024, 64
-NEIGHBOUR, SHARED = 5, 300
+NEIGHBOR, SHARED = 5, 300
 SHARES = (0.1, 0.5, 0.9)
 SPREADS = (0.5, 1.0, 2.0, 4.0, 8.0)
 ATTENTIONS = {
@@ -49,7 +49,7 @@ def looking_at(target: Tensor, share: float, generator: torch.Generator) -> tupl
 def cases(generator: torch.Generator) -> Iterator[tuple[str, Tensor, Tensor]]:
     place = torch.arange(LENGTH)
     targets = {
-        "a neighbor": (place + NEIGHBOUR).clamp(max=LENGTH - 1),
+        "a neighbor": (place + NEIGHBOR).clamp(max=LENGTH - 1),
         "one token that all look at": torch.full_like(place, SHARED),
         "a far token of its own": (place + LENGTH // 2) % LENGTH,
     }

@@ -2,7 +2,7 @@
 
     python benchmarks/pretrain_loader.py --out results/pretrain/loader
 
-Text of random words with a natural spread of frequencies is tokenised, and batches of 16 × 512 tokens are made from it:
+Text of random words with a natural spread of frequencies is tokenized, and batches of 16 × 512 tokens are made from it:
 read from the shards, divided, swapped, masked and padded. Beside them a training step of the paper's sizes with
 Nyström-64 on such a batch. Interleaved repeats in this process; a run has two loading processes besides.
 """

@@ -3,7 +3,7 @@
     NYSTROMFORMER_DATA=DIR python benchmarks/pretrain_results.py --work runs/pretrain-results --out results/pretrain
 
 About half an hour of one core for each of the four attentions and for the control, and 20 minutes for each way to
-start, after the corpus is tokenised: two can run side by side, each given its runs by `--only`. It can be stopped at
+start, after the corpus is tokenized: two can run side by side, each given its runs by `--only`. It can be stopped at
 any time and started again: finished runs are left alone, others resume where they stopped. `DIR` holds `wikipedia/` and
 `books/`.
 

@@ -39,7 +39,7 @@ from nystromformer.report.table import Table
 
 HELD_OUT = 1000
 """The first thousand articles in the order of the seed are for choosing defaults, those after them for reporting."""
-NEIGHBOURS = 10
+NEIGHBORS = 10
 EXACT = "exact"
 
 
@@ -122,8 +122,8 @@ def agreement(replaced: Tensor, exact: Tensor, excluded: Tensor) -> Agreement:
     Agreement(top_1=1.0, top_10=1.0, loss=0.0)
     """
     similarity = (exact @ exact.T).masked_fill(excluded, -torch.inf)
-    wanted = similarity.topk(NEIGHBOURS, dim=1).indices
-    found = (replaced @ replaced.T).masked_fill(excluded, -torch.inf).topk(NEIGHBOURS, dim=1).indices
+    wanted = similarity.topk(NEIGHBORS, dim=1).indices
+    found = (replaced @ replaced.T).masked_fill(excluded, -torch.inf).topk(NEIGHBORS, dim=1).indices
     nearest = [similarity.gather(1, indices[:, :1]) for indices in (wanted, found)]
     return Agreement(
         top_1=(wanted[:, 0] == found[:, 0]).double().mean().item(),

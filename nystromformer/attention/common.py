@@ -281,15 +281,9 @@ def all_are_short(query: Tensor, key: Tensor, exact_below: int | None) -> bool:
 
 
 def exact_where_short(
-    out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    exact_below: int | None,
-) -> Tensor:
+    out: Tensor, query: Tensor, key: Tensor, value: Tensor, query_mask: Tensor | None, key_mask: Tensor | None,
+    scale: float, exact_below: int | None,
+) -> Tensor:  # fmt: skip
     """`out` (b, h, n, e) with the rows of short examples replaced by exact ones. Masked rows must be zero already.
 
     An approximation of few tokens saves nothing. So examples with at most `exact_below` valid tokens, queries and keys

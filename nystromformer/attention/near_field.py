@@ -1,6 +1,6 @@
 """The exact near field of Nyström attention: the keys that each block of queries sees as they are.
 
-They are those of the block itself, of its neighbours and, where asked for, of blocks chosen for it. Machine code of our
+They are those of the block itself, of its neighbors and, where asked for, of blocks chosen for it. Machine code of our
 own sees them where they lie, together with the far field, in one softmax. Elsewhere the near part of all queries is
 made by itself and merged with the far one.
 

@@ -1,13 +1,13 @@
 """Nyström attention with an exact near field: linear attention that keeps what a pretrained model does.
 
-Most of the weight of trained attention lies on a few keys that all queries look at, such as [CLS], on the neighbours of
+Most of the weight of trained attention lies on a few keys that all queries look at, such as [CLS], on the neighbors of
 each query, and on a few places far away that it looks for. Landmarks are means and blur all of them. Here each query
-attends to every key exactly once: to the heavy keys, to those of its own and the two neighbouring blocks, and to those
+attends to every key exactly once: to the heavy keys, to those of its own and the two neighboring blocks, and to those
 of blocks that are chosen for their content, if any, as they are; to all others through segment means, in one softmax:
 
     rows    r evenly spaced queries;  B = softmax(q[rows] Kᵀ), their exact softmax
     heavy   the h keys with the largest column mean of B (no gradient)
-    near    keys of the own and the two neighbouring blocks of s, and of the t far blocks with the most weight to the
+    near    keys of the own and the two neighboring blocks of s, and of the t far blocks with the most weight to the
             second order: log c + E[q]·E[k] + ½ E[q²]·Var[k] over the two blocks (no gradient); heavy ones left out
     logits  [ q·k_near | q·k̃ + log(c − w) | q·k_heavy ]  →  P_near, G
             k̃, v̄ means over m − h segments of c keys each, heavy ones left out; w of the c are near
@@ -68,7 +68,7 @@ def nystrom_local_attention(
             rows of the result are 0; what stands at masked positions, and how many there are, changes nothing.
         num_landmarks: m, heavy keys among them.
         heavy_keys: h, a quarter of `num_landmarks` by default.
-        block_size: s. A query sees the keys of its own and the two neighbouring blocks as they are. The result is
+        block_size: s. A query sees the keys of its own and the two neighboring blocks as they are. The result is
             exact for an example with at most m − h or at most (2 + t)·s valid tokens.
         chosen_blocks: t, blocks elsewhere that a block of queries sees as they are, too, chosen by means and variances
             of their keys. At most 256 are compared, those that core rows look at most, so that cost stays linear. Three

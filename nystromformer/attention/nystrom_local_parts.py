@@ -170,7 +170,7 @@ def ranked(sums: Tensor, place: Tensor, places: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ChosenBlocks:
-    """Blocks of keys that each block of queries sees as they are, beside its neighbours."""
+    """Blocks of keys that each block of queries sees as they are, beside its neighbors."""
 
     index: Tensor  # (c, g, k)
     real: Tensor  # (c, g, k): false where there are fewer such blocks than k

@@ -1,5 +1,5 @@
-"""Text for pretraining: read, split into sentences, tokenised once to Arrow shards, dealt out as masked sentence pairs.
+"""Text for pretraining: read, split into sentences, tokenized once to Arrow shards, dealt out as masked sentence pairs.
 
 `build_corpus` makes the shards, `PretrainingExamples` the batches. Nothing is imported here: the processes that
-tokenise start with this package, and they need no PyTorch.
+tokenize start with this package, and they need no PyTorch.
 """

@@ -51,7 +51,7 @@ class Encoded:
 
 
 def encode(piece: Piece) -> Encoded:
-    """Tokenise the sentences of each document, without special tokens. Documents without a token are left out."""
+    """Tokenize the sentences of each document, without special tokens. Documents without a token are left out."""
     tokenizer = _tokenizer(piece.tokenizer)
     ids: list[int] = []
     sentence_ends: list[int] = []
@@ -212,7 +212,7 @@ TellShare = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenised corpus. Copies of it in other processes map the same files."""
+    """A tokenized corpus. Copies of it in other processes map the same files."""
 
     folder: Path
     shards: tuple[Shard, ...] = field(repr=False)

@@ -1,6 +1,6 @@
 """What all tasks of Long Range Arena share: their examples, and the kinds of files that these are read from.
 
-Examples are labelled token sequences of different lengths, kept compactly and handed out as padded batches. Files are
+Examples are labeled token sequences of different lengths, kept compactly and handed out as padded batches. Files are
 tab-separated tables, pictures, and the description that generated data carry; complaints about them name the file, the
 line and what to do.
 """
@@ -288,7 +288,7 @@ def shown(text: bytes, length: int = 40) -> str:
 
 
 def pixels_of(source: Path | bytes, name: object, size: int) -> np.ndarray:
-    """The grey levels (size, size) of an image file or its bytes; colors by ITU-R 601 luma. `name` is for complaints.
+    """The gray levels (size, size) of an image file or its bytes; colors by ITU-R 601 luma. `name` is for complaints.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()

@@ -236,7 +236,7 @@ def distances_to_lines(points: np.ndarray, lines: np.ndarray) -> np.ndarray:
 
 
 def contact_sheet(pictures: list[np.ndarray], columns: int, magnify: int = 4) -> np.ndarray:
-    """Pictures (n, n) side by side on grey, magnified for the eye."""
+    """Pictures (n, n) side by side on gray, magnified for the eye."""
     cell = len(pictures[0]) + 4
     rows = -(-len(pictures) // columns)
     sheet = np.full((rows * cell, columns * cell), 60, dtype=np.uint8)

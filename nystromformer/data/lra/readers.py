@@ -47,7 +47,7 @@ def _text_part(folder: Path, part: str, max_length: int) -> Examples:
 
 
 def read_image(folder: Path, max_length: int) -> Splits:
-    """Image: CIFAR-10 in grey, pixel by pixel, in the Hub's layout (`img`, `label`)."""
+    """Image: CIFAR-10 in gray, pixel by pixel, in the Hub's layout (`img`, `label`)."""
     train, test = (_image_part(folder, part, max_length) for part in ("train", "test"))
     kept = int(IMAGE_TRAIN_SHARE * len(train))
     return Splits(train.choose(slice(None, kept)), train.choose(slice(kept, None)), test)
