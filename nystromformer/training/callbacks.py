@@ -195,3 +195,60 @@ class Curves(TensorBoardCallback):
             check_room_for_a_thread()
             self.tb_writer = self._SummaryWriter(log_dir=str(self.folder), purge_step=state.global_step + 1)
         super().on_train_begin(args, state, control, **kwargs)
+
+
+class EvaluateAtEnd(TrainerCallback):
+    """The last step is evaluated, too, where it is no multiple of the interval."""
+
+    def on_step_end(self, args, state, control, **_: Any) -> None:
+        control.should_evaluate |= state.global_step >= state.max_steps
+
+
+class RecordTokens(Record):
+    """Records with the training time and the tokens before each measurement, and the speed since the one before."""
+
+    def __init__(self, recorder, clock: Clock) -> None:
+        super().__init__(recorder)
+        self.clock, self.before = clock, (0.0, 0)
+
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
+        self.before = self.clock.seconds, state.num_input_tokens_seen
+
+    def on_evaluate(self, args, state, control, metrics=None, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        seconds, tokens = self.clock.seconds, state.num_input_tokens_seen
+        details = {"step": state.global_step, **self.clock.noted(), "tokens": tokens}
+        for name, value in (metrics or {}).items():
+            name = name.removeprefix("eval_")
+            if name not in (*DETAILS, "epoch", "num_input_tokens_seen"):
+                self.recorder.record(f"dev_{name}", value, **details)
+        if tokens > self.before[1]:
+            speed = (tokens - self.before[1]) / (seconds - self.before[0])
+            self.recorder.record("tokens_per_second", round(speed, 1), **details)
+        self.before = seconds, tokens
+
+
+class ShowTokens(ShowProgress):
+    """The progress of a run with its tokens per second."""
+
+    def __init__(self, title: str, clock: Clock) -> None:
+        super().__init__(title)
+        self.clock, self.before = clock, (0.0, 0)
+
+    def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self.before = self.clock.seconds, state.num_input_tokens_seen
+
+    def on_step_end(self, args, state, control, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        if self.bar is not None and self.clock.seconds > self.before[0]:
+            tokens = (state.num_input_tokens_seen - self.before[1]) / (self.clock.seconds - self.before[0])
+            speed = f"{self._speed(state.global_step):.2f} steps/s, {tokens:,.0f} tokens/s"
+            self.bar.update(self.steps, speed=speed)
+
+
+def callbacks_of(out: Path, title: str, recorder: Recorder, clock: Clock) -> list[TrainerCallback]:
+    """What a run that is evaluated every so many steps shows, records and draws."""
+    shown = [EvaluateAtEnd(), ShowTokens(title, clock), RecordTokens(recorder, clock), Curves(out)]
+    return [clock, *shown]

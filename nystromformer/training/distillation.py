@@ -31,15 +31,7 @@ from nystromformer.report.figures import draw_distillation
 from nystromformer.report.table import print_tables, tables_markdown
 from nystromformer.report.tables import closeness_table, distillation_tables
 from nystromformer.training.arguments import CorpusOptions, Run
-from nystromformer.training.distillation_layers import (
-    Budget,
-    Candidate,
-    Sensitivity,
-    candidate_names,
-    choose,
-    chosen_layers,
-    measure_sensitivity,
-)
+from nystromformer.training.callbacks import callbacks_of
 from nystromformer.training.distillation_model import STAGES, Distillation
 from nystromformer.training.distillation_trainer import (
     CoreClock,
@@ -48,9 +40,18 @@ from nystromformer.training.distillation_trainer import (
     pooling_of,
     sentence_modules,
 )
-from nystromformer.training.fidelity import HELD_OUT, judge
+from nystromformer.training.fidelity import (
+    HELD_OUT,
+    Budget,
+    Candidate,
+    Sensitivity,
+    candidate_names,
+    choose,
+    chosen_layers,
+    judge,
+    measure_sensitivity,
+)
 from nystromformer.training.finetuning_models import ATTENTION_DROPOUTS, Source, with_positions
-from nystromformer.training.pretraining_trainer import callbacks_of
 from nystromformer.training.recipes import DISTILLATION_RECIPES, DistillationRecipe
 from nystromformer.training.run import check_folder, run_to_end
 from nystromformer.training.sweep import TABLE

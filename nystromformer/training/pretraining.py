@@ -1,4 +1,5 @@
-"""Pretraining: what `pretrain` was asked for, its model, and its run from raw text to curves.
+"""Pretraining: what `pretrain` was asked for, its model, its trainer for two objectives at once, and its run from raw
+text to curves.
 
 A model is new, in one of five sizes, or has the weights of another one, with both heads.
 """
@@ -10,7 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers.trainer_utils import EvalLoopOutput
 
 from nystromformer.data.corpus.examples import PretrainingExamples, SpecialTokens, pretraining_examples
 from nystromformer.data.corpus.shards import Corpus, build_corpus, corpus_tokenizer
@@ -20,18 +24,22 @@ from nystromformer.errors import user_input
 from nystromformer.files import damage_of, whole_folder
 from nystromformer.models import NystromformerForPreTraining, NystromformerPreTrainedModel, preset_config
 from nystromformer.models.conversion import convert_model, convert_own, load_source, transfer
+from nystromformer.models.heads import IGNORED
 from nystromformer.progress import share_bar
 from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
 from nystromformer.training import SAVE_SECONDS, SIZES
 from nystromformer.training.arguments import CorpusOptions, Run, processes
-from nystromformer.training.callbacks import Clock
-from nystromformer.training.pretraining_trainer import PretrainingTrainer, callbacks_of
+from nystromformer.training.callbacks import Clock, callbacks_of
 from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.run import check_folder, run_to_end
+from nystromformer.training.trainer import ExactTrainer, Keys, LongestFirst
 
 TOKENIZER = "tokenizer"
 """The subfolder of a run with its tokenizer: a resumed run uses it."""
+
+SUMS = ("mlm_loss_sum", "mlm_count", "mlm_correct", "sop_loss_sum", "sop_count", "sop_correct")
+"""What the model counts of both objectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,3 +319,53 @@ def _from_source(recipe: PretrainingRecipe, attention: str, source: str) -> Nyst
     }
     is_own = isinstance(theirs, NystromformerPreTrainedModel)
     return with_pretraining_heads((convert_own if is_own else convert_model)(theirs, **changes).model.float())
+
+
+class PretrainingTrainer(ExactTrainer):
+    """Each objective is divided by its own count, over all micro-batches and processes of a step."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return Keys(super()._get_train_sampler(train_dataset))
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+        counts = NystromformerForPreTraining.count_items(batch_samples).to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            counts = self.accelerator.reduce(counts, reduction="sum")
+        return counts
+
+    @torch.no_grad()
+    def evaluation_loop(
+        self, dataloader: Any, description: str, *_: Any, metric_key_prefix: str = "eval", **__: Any
+    ) -> EvalLoopOutput:
+        """Exact accuracies and losses on the validation examples, each of them seen by one process once."""
+        examples = dataloader.dataset
+        order = list(LongestFirst(examples.lengths))
+        rank, world, size = self.args.process_index, self.args.world_size, self.args.eval_batch_size
+        share = order[rank::world]
+        self.model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.args.device)
+        for start in range(0, -(-len(order) // world), size):
+            batch = examples.batch(share[start : start + size] or order[:1])
+            if start >= len(share):  # a process that has no more goes along, since sharded models need all of them
+                batch["labels"].fill_(IGNORED)
+                batch["sentence_order_label"].fill_(IGNORED)
+            out = self.model(**self._prepare_inputs(batch))
+            sums += torch.stack([out[name].double() for name in SUMS])
+            self.control: Any = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        metrics = means(self.accelerator.reduce(sums, reduction="sum").tolist())
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(order))
+
+
+def means(sums: list[float]) -> dict[str, float]:
+    """Accuracies and losses from the sums over all examples. An objective without any item is left out.
+
+    >>> means([6.0, 3.0, 1.0, 0.0, 0.0, 0.0])
+    {'mlm_accuracy': 0.3333333333333333, 'mlm_loss': 2.0, 'loss': 2.0}
+    """
+    found: dict[str, float] = {}
+    for name, (loss, count, correct) in {"mlm": sums[:3], "sop": sums[3:]}.items():
+        if count:
+            found |= {f"{name}_accuracy": correct / count, f"{name}_loss": loss / count}
+    return found | {"loss": sum(value for name, value in found.items() if name.endswith("_loss"))}

@@ -24,11 +24,10 @@ from nystromformer.models.lra import (
 from nystromformer.models.model import quiet_transformers
 from nystromformer.records import read_config, result_in
 from nystromformer.training.callbacks import Clock
-from nystromformer.training.pretraining_trainer import Keys
 from nystromformer.training.recipes import LRA_OPTIMIZER, LraRecipe
 from nystromformer.training.run import MODEL
 from nystromformer.training.sweep import Cell
-from nystromformer.training.trainer import ExactTrainer, cost
+from nystromformer.training.trainer import ExactTrainer, Keys, cost
 
 FOLDER = "self-pretraining"
 """Its place in the folder of the run that it serves."""

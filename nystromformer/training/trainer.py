@@ -76,6 +76,20 @@ class GroupedByLength(Sampler[int]):
         return iter(grouped_order(self.lengths, self.batch_size, self.seed, self.epoch).tolist())
 
 
+class Keys(Sampler[tuple[int, int]]):
+    """The order of an epoch as the keys of its examples: (epoch, index)."""
+
+    def __init__(self, order: GroupedByLength) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch = self.order.epoch
+        return ((epoch, index) for index in self.order)
+
+
 class LongestFirst(Sampler[int]):
     """For evaluation: little padding, and if memory does not suffice, that shows at once."""
 

@@ -24,8 +24,8 @@ from nystromformer.cli import main
 from nystromformer.files import damage_of
 from nystromformer.models import NystromformerConfig, NystromformerModel
 from nystromformer.records import read_records
-from nystromformer.training.distillation_layers import Candidate
 from nystromformer.training.distillation_trainer import Stages
+from nystromformer.training.fidelity import Candidate
 from nystromformer.training.finetuning_models import Source, load_classifier
 
 POOLING = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
