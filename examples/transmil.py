@@ -4,7 +4,7 @@
 
 The model is `nystromformer.models.mil.TransMIL`. Which tiles decided is read off the CLS token's row of attention
 weights, in O(n·m): the n×n matrices of 50,000 tiles and 4 heads would take 40 GB. The slides are synthetic
-(`nystromformer.data.slides`), so that the tiles which ought to light up are known.
+(`nystromformer.training.slides`), so that the tiles which ought to light up are known.
 """
 
 import argparse
@@ -21,11 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save_file
 
 from nystromformer.checks import check_at_least
-from nystromformer.data.slides import Slide, draw_slide
 from nystromformer.demo.slides import draw_slide_map
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder, new_job_folder, write_config
-from nystromformer.training.slides import SlideTraining, evaluate, small_transmil, tile_weights
+from nystromformer.training.slides import Slide, SlideTraining, draw_slide, evaluate, small_transmil, tile_weights
 
 TRAINING, HELD_OUT, LARGE, PICTURE = range(4)  # parts of the data; no slide is in two of them
 SPREAD = 5  # the largest slide of a part has this many times the tiles of the smallest

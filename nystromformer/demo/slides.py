@@ -18,11 +18,18 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nystromformer.data.slides import Slide, draw_slide
 from nystromformer.files import write_bytes
 from nystromformer.models.mil import TransMIL
 from nystromformer.records import Recorder
-from nystromformer.training.slides import LANDMARKS, SlideTraining, evaluate, small_transmil, tile_weights
+from nystromformer.training.slides import (
+    LANDMARKS,
+    Slide,
+    SlideTraining,
+    draw_slide,
+    evaluate,
+    small_transmil,
+    tile_weights,
+)
 
 TRAINING, HELD_OUT = range(2)  # parts of the data; no slide is in both
 SHIFT = 16.0

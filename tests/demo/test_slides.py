@@ -6,8 +6,8 @@ from itertools import islice
 import numpy as np
 from PIL import Image
 
-from nystromformer.data.slides import draw_slide
 from nystromformer.demo.slides import BATCH, EXACT, NYSTROM, batches_of, draw_slide_map, race
+from nystromformer.training.slides import draw_slide
 
 
 def small_pool(count: int) -> list:

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nystromformer.data.glue.tasks import TASKS, Columns, Task
-from nystromformer.data.glue.texts import Row, Texts, TextSplits, collect, shown
+from nystromformer.data.glue.tasks import TASKS, Columns, Row, Task, Texts, TextSplits, collect, shown
 from nystromformer.data.hub import check_regular_file, local_folder, nearby, parquet_files, parquet_rows
 
 DEV_SHARE = 0.1
