@@ -60,10 +60,8 @@ static void softmax_columns(REAL *S, int64_t rows, const REAL *bias, const colum
         const vector before = load(maxima + j);
         vector most = before;
         for (int64_t i = 0; i < rows; i++) {
-            vector x = load(S + i * np + j) * t->scale;
-            if (bias) x += bias[i];
-            store(S + i * np + j, x);
-            most = larger(x, most);
+            if (bias) store(S + i * np + j, load(S + i * np + j) + bias[i]);
+            most = larger(load(S + i * np + j), most);
         }
         vector total = {0};
         for (int64_t i = 0; i < rows; i++) {
@@ -91,7 +89,7 @@ static void columns_forward_item(const void *task, int64_t item, void *scratch) 
     REAL *summary = t->partial ? t->partial + item * summary_size(t) : own;
     memset(summary, 0, summary_size(t) * sizeof(REAL));
     for (int64_t j = 0; j < np; j++) maxima_of(t, summary)[j] = -float_or_double(FLT_MAX, DBL_MAX);
-    pack_transposed(QT, at(t->query, g, c, 0), t->query.r, t->n, t->d);
+    pack_transposed(QT, at(t->query, g, c, 0), t->query.r, t->n, t->d, t->scale);
     for (int64_t r = first; r < end; r += TOKENS) {
         const int64_t rows = smaller(TOKENS, end - r);
         pack(K, dp, at(t->key, g, c, r), t->key.r, rows, t->d);
@@ -143,7 +141,7 @@ static void softmax_columns_backward(REAL *P, REAL *dP, int64_t rows, const REAL
                                      const REAL *lse, const REAL *less) {
     for (int64_t i = 0; i < rows; i++, P += t->np, dP += t->np)
         for (int64_t j = 0; j < t->np; j += LANES) {
-            const vector x = load(P + j) * t->scale + (bias ? bias[i] : 0) - load(lse + j);
+            const vector x = load(P + j) + (bias ? bias[i] : 0) - load(lse + j);
             const vector p = exponential(-larger(every(-80), -x)); /* above 0 by rounding only */
             store(P + j, p);
             store(dP + j, p * (load(dP + j) - load(less + j)) * t->scale);
@@ -175,9 +173,9 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
     REAL *less = lse + np, *K = less + np, *V = K + TOKENS * dp, *P = V + TOKENS * ep, *dP = P + TOKENS * np;
     REAL *window = dP + TOKENS * np, *taps = window + (TOKENS + taps_padded(t)) * ep;
     if (t->taps) pack_taps(taps, at(t->kernel, 0, c, 0), t->taps, 1);
-    pack_transposed(QT, at(t->query, g, c, 0), t->query.r, t->n, t->d);
+    pack_transposed(QT, at(t->query, g, c, 0), t->query.r, t->n, t->d, t->scale);
     pack_panels(Q, at(t->query, g, c, 0), t->query.r, t->n, t->d);
-    pack_transposed(GT, at(t->grad, g, c, 0), t->grad.r, t->n, t->e);
+    pack_transposed(GT, at(t->grad, g, c, 0), t->grad.r, t->n, t->e, 1);
     pack_panels(G, at(t->grad, g, c, 0), t->grad.r, t->n, t->e);
     pack(lse, np, at(t->lse, g, c, 0), 0, 1, t->n);
     memset(less, 0, np * sizeof(REAL));

@@ -52,6 +52,7 @@ INLINE void band_tile(REAL *out, int64_t stride, const REAL *kernel, int64_t tap
 /* out (rows × width) = convolution of a window of rows + taps − 1 rows + before·out. */
 NOT_INLINE void convolve(REAL *out, int64_t stride, const REAL *kernel, int64_t taps, const REAL *window, int64_t padded,
                          int64_t rows, int64_t width, REAL before) {
+    const REAL one = 1;
     for (int64_t j = 0; j < width; j += COLUMNS) {
         int64_t i = 0;
         if (taps >= ROWS)
@@ -59,7 +60,7 @@ NOT_INLINE void convolve(REAL *out, int64_t stride, const REAL *kernel, int64_t 
                 band_tile(out + i * stride + j, stride, kernel, taps, window + i * padded + j, padded, before);
         for (; i < rows; i++)
             tile(1, out + i * stride + j, out + i * stride + j, stride, kernel, 0, 1, window + i * padded + j, padded,
-                 taps, 1, before);
+                 taps, &one, 0, before);
     }
 }
 

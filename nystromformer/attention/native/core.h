@@ -49,13 +49,17 @@ static void core_forward_item(const void *task, int64_t item, void *scratch) {
     const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
     const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS);
     REAL *spare = scratch, *panels = spare + 4 * square, *Q = panels + size * (dp + ep);
-    REAL *W = Q + m * dp, *bias = W + m * ep, *A = t->A + item * square, *Z = t->Z + item * square;
+    REAL *W = Q + m * dp, *bias = W + m * ep, *A = t->A + item * square, *Z = t->Z + item * square, shares[TOKENS];
     for (int64_t j = 0; j < size; j++) bias[j] = j < m ? 0 : -(REAL)INFINITY;
-    pack_transposed(panels, at(t->keys, g, c, 0), t->keys.r, m, t->d);
+    pack_transposed(panels, at(t->keys, g, c, 0), t->keys.r, m, t->d, t->scale);
     pack(Q, dp, at(t->queries, g, c, 0), t->queries.r, m, t->d);
     memset(A, 0, square * sizeof(REAL));
     times(A, size, Q, dp, panels, m, up_to_multiple(m, COLUMNS), t->d, 0);
-    for (int64_t r = 0; r < m; r += TOKENS) softmax_rows(A + r * size, smaller(TOKENS, m - r), size, bias, t->scale, NULL);
+    for (int64_t r = 0; r < m; r += TOKENS) {
+        const int64_t rows = smaller(TOKENS, m - r);
+        softmax_rows(A + r * size, rows, size, bias, shares, NULL);
+        multiply_rows(A + r * size, rows, size, shares);
+    }
     const norms x = norms_of(A, m, size, spare);
     pack_square_transposed(Z, size, A, size, m, m, x.column_sum * x.row_sum);
     pinv_steps(A, Z, t->steps, item, spare, size, t->iterations);
@@ -87,7 +91,7 @@ static void core_backward_item(const void *task, int64_t item, void *scratch) {
     unpack(at(t->grad_BV, g, c, 0), t->grad_BV.r, result, ep, m, t->e);
     /* of Z, transposed */
     pack(wide, ep, at(t->BV, g, c, 0), t->BV.r, m, t->e);
-    pack_transposed(panels, at(t->grad_W, g, c, 0), t->grad_W.r, m, t->e);
+    pack_transposed(panels, at(t->grad_W, g, c, 0), t->grad_W.r, m, t->e, 1);
     memset(grad, 0, square * sizeof(REAL));
     times(grad, size, wide, ep, panels, m, mp, t->e, 0);
     const norms x = norms_of(A, m, size, spare);

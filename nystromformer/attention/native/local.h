@@ -95,18 +95,18 @@ INLINE void prefetch_next(const local_task *t, int64_t c, int64_t g) {
 }
 
 /* Logits of `keys` keys in S to weights relative to each column's maximum, in place. */
-static void softmax_seen(REAL *S, int64_t keys, int64_t np, const REAL *bias, REAL scale, REAL *maxima, REAL *sums) {
+static void softmax_seen(REAL *S, int64_t keys, int64_t np, const REAL *bias, REAL *maxima, REAL *sums) {
     for (int64_t j = 0; j < np; j += COLUMNS) {
         vector most0 = every(-(REAL)INFINITY), most1 = most0, sum0 = {0}, sum1 = {0};
         REAL *column = S + j;
         for (int64_t i = 0; i < keys; i++, column += np) {
-            const vector x0 = load(column) * scale + bias[i], x1 = load(column + LANES) * scale + bias[i];
-            store(column, x0), store(column + LANES, x1);
-            most0 = larger(x0, most0), most1 = larger(x1, most1);
+            most0 = larger(load(column) + bias[i], most0);
+            most1 = larger(load(column + LANES) + bias[i], most1);
         }
         column = S + j;
         for (int64_t i = 0; i < keys; i++, column += np) {
-            const vector p0 = exponential(load(column) - most0), p1 = exponential(load(column + LANES) - most1);
+            const vector p0 = exponential(load(column) + bias[i] - most0);
+            const vector p1 = exponential(load(column + LANES) + bias[i] - most1);
             store(column, p0), store(column + LANES, p1);
             sum0 += p0, sum1 += p1;
         }
@@ -128,11 +128,11 @@ static void local_forward_item(const void *task, int64_t item, void *scratch) {
         const int64_t rows = rows_of_block(t, g), np = up_to_multiple(rows, COLUMNS), first = g * t->s;
         pack_seen(t, c, g, &x);
         prefetch_next(t, c, g);
-        pack_transposed(QT, at(t->query, 0, c, first), t->query.r, rows, t->d);
+        pack_transposed(QT, at(t->query, 0, c, first), t->query.r, rows, t->d, t->scale);
         prefetch(at(t->query, 0, c, first + rows), t->query.r, rows_of_block(t, g + 1 < t->blocks ? g + 1 : -1), t->d, 0);
         prefetch(at(t->out, 0, c, first), t->out.r, rows, t->e, 1);
         times(S, np, x.K, t->dp, QT, all, np, t->d, 0);
-        softmax_seen(S, all, np, x.bias, t->scale, maxima, sums);
+        softmax_seen(S, all, np, x.bias, maxima, sums);
         transposed_times_plus(O, O, t->ep, S, np, x.V, t->ep, rows, t->ep, all, 1, 0);
         for (int64_t i = 0; i < rows; i++) {
             REAL *out = at(t->out, 0, c, first + i);
@@ -154,7 +154,7 @@ static void softmax_seen_backward(REAL *P, REAL *dP, int64_t keys, int64_t np, c
                                   const REAL *lse, const REAL *less) {
     for (int64_t i = 0; i < keys; i++, P += np, dP += np)
         for (int64_t j = 0; j < np; j += LANES) {
-            const vector x = load(P + j) * scale + bias[i] - load(lse + j);
+            const vector x = load(P + j) + bias[i] - load(lse + j);
             const vector p = exponential(-larger(every(-80), -x)); /* above 0 by rounding only */
             store(P + j, p);
             store(dP + j, p * (load(dP + j) - load(less + j)) * scale);
@@ -187,9 +187,9 @@ static void local_backward_item(const void *task, int64_t c, void *scratch) {
         const int64_t n = rows_of_block(t, g), np = up_to_multiple(n, COLUMNS), first = g * t->s;
         pack_seen(t, c, g, &x);
         prefetch_next(t, c, g);
-        pack_transposed(QT, at(t->query, 0, c, first), t->query.r, n, t->d);
+        pack_transposed(QT, at(t->query, 0, c, first), t->query.r, n, t->d, t->scale);
         pack_panels(Q, at(t->query, 0, c, first), t->query.r, n, t->d);
-        pack_transposed(GT, at(t->grad, 0, c, first), t->grad.r, n, t->e);
+        pack_transposed(GT, at(t->grad, 0, c, first), t->grad.r, n, t->e, 1);
         pack_panels(G, at(t->grad, 0, c, first), t->grad.r, n, t->e);
         memset(lse, 0, 2 * t->np * sizeof(REAL));
         for (int64_t i = 0; i < n; i++) {

@@ -14,7 +14,7 @@ static void column_sums_item(const void *task, int64_t item, void *scratch) {
     const int64_t c = item / t->parts, begin = item % t->parts * ROWS_FORWARD;
     const int64_t end = smaller(begin + ROWS_FORWARD, t->l), np = t->np;
     REAL *QT = scratch, *lse = QT + t->d * np, *K = lse + np, *S = K + TOKENS * t->dp;
-    pack_transposed(QT, at(t->query, 0, c, 0), t->query.r, t->n, t->d);
+    pack_transposed(QT, at(t->query, 0, c, 0), t->query.r, t->n, t->d, t->scale);
     pack(lse, np, at(t->lse, 0, c, 0), 0, 1, t->n);
     for (int64_t j = t->n; j < np; j++) lse[j] = (REAL)INFINITY;
     for (int64_t r = begin; r < end; r += TOKENS) {
@@ -25,7 +25,7 @@ static void column_sums_item(const void *task, int64_t item, void *scratch) {
         for (int64_t i = 0; i < rows; i++) {
             vector total = {0};
             for (int64_t j = 0; j < np; j += LANES) {
-                const vector x = load(S + i * np + j) * t->scale - load(lse + j);
+                const vector x = load(S + i * np + j) - load(lse + j);
                 total += exponential(-larger(every(-80), -x)); /* above 0 by rounding only */
             }
             at(t->sums, 0, c, 0)[r + i] = sum_of(total);

@@ -48,7 +48,7 @@ static void pack_square_transposed(REAL *to, int64_t size, const REAL *from, int
 /* C = factor·A B + before·D, of squares. */
 NOT_INLINE void square_times(REAL *C, const REAL *A, const REAL *B, const REAL *D, int64_t size, REAL factor,
                              REAL before) {
-    product(C, D, size, A, size, 1, B, size, COLUMNS, size, size, size, factor, before);
+    product(C, D, size, A, size, 1, B, size, COLUMNS, size, size, size, &factor, 0, before);
 }
 
 /* `current` from the first Z to the last, for the `item`-th matrix, a square A. Z, Y and T of each step go to `steps`,

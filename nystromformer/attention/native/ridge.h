@@ -126,9 +126,9 @@ static void ridge_backward_item(const void *task, int64_t c, void *scratch) {
     cholesky_solve(at(t->factor, 0, c, 0), mp, X, m, ep);
     pack_panels(panels, X, ep, m, ep);
     times(grad_R, ep, A, mp, panels, r, ep, m, 0);
-    pack_transposed(panels, X, ep, m, e);
+    pack_transposed(panels, X, ep, m, e, 1);
     times(grad_A, mp, left, ep, panels, r, mp, e, 0);
-    pack_transposed(panels, at(t->W, 0, c, 0), t->W.r, m, e);
+    pack_transposed(panels, at(t->W, 0, c, 0), t->W.r, m, e, 1);
     times_plus(grad_A, grad_A, mp, grad_R, ep, panels, r, mp, e, -1, 1);
     REAL dots = 0;
     for (int64_t j = 0; j < m; j++) {

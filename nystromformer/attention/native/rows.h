@@ -58,18 +58,14 @@ INLINE void pack_bias(REAL *to, const rows_task *t, int64_t g, int64_t c) {
     for (int64_t j = t->s; j < t->sp; j++) to[j] = -(REAL)INFINITY;
 }
 
-/* Logits of `rows` rows to weights, in place; log-sum-exps to `lse`, where it is given. Each pass takes all rows, whose
-   steps do not wait for each other. */
-static void softmax_rows(REAL *S, int64_t rows, int64_t width, const REAL *bias, REAL scale, REAL *lse) {
+/* Logits of `rows` rows to weights, in place, which are yet to be multiplied by the row's `share`; log-sum-exps to `lse`,
+   where it is given. Each pass takes all rows, whose steps do not wait for each other. */
+static void softmax_rows(REAL *S, int64_t rows, int64_t width, const REAL *bias, REAL *shares, REAL *lse) {
     REAL largest[TOKENS], sums[TOKENS];
     for (int64_t i = 0; i < rows; i++) {
-        REAL *row = S + i * width;
+        const REAL *row = S + i * width;
         vector most = every(-(REAL)INFINITY);
-        for (int64_t j = 0; j < width; j += LANES) {
-            const vector x = load(row + j) * scale + load(bias + j);
-            store(row + j, x);
-            most = larger(x, most);
-        }
+        for (int64_t j = 0; j < width; j += LANES) most = larger(load(row + j) + load(bias + j), most);
         largest[i] = largest_of(most);
     }
     for (int64_t i = 0; i < rows; i++) {
@@ -77,20 +73,21 @@ static void softmax_rows(REAL *S, int64_t rows, int64_t width, const REAL *bias,
         const REAL less = largest[i];
         vector sum = {0};
         for (int64_t j = 0; j < width; j += LANES) {
-            const vector p = exponential(load(row + j) - less);
+            const vector p = exponential(load(row + j) + load(bias + j) - less);
             store(row + j, p);
             sum += p;
         }
         sums[i] = sum_of(sum);
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        REAL *row = S + i * width;
-        const REAL share = 1 / sums[i];
-        for (int64_t j = 0; j < width; j += LANES) store(row + j, load(row + j) * share);
+        shares[i] = 1 / sums[i];
     }
     if (lse)
         for (int64_t i = 0; i < rows; i++)
             lse[i] = largest[i] + (IS_FLOAT ? (REAL)logf((float)sums[i]) : (REAL)log((double)sums[i]));
+}
+
+INLINE void multiply_rows(REAL *S, int64_t rows, int64_t width, const REAL *factors) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = i * width; j < (i + 1) * width; j += LANES) store(S + j, load(S + j) * factors[i]);
 }
 
 #include "convolution.h"
@@ -100,8 +97,8 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
     const rows_item x = find_rows(t, item);
     const int64_t sp = t->sp, dp = t->dp, ep = t->ep;
     REAL *KT = scratch, *V = KT + t->d * sp, *bias = V + t->s * ep, *Q = bias + sp, *S = Q + TOKENS * dp;
-    REAL *O = S + TOKENS * sp, *window = O + TOKENS * ep, *taps = window + (TOKENS + t->taps) * ep;
-    pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d);
+    REAL *O = S + TOKENS * sp, *window = O + TOKENS * ep, *taps = window + (TOKENS + t->taps) * ep, shares[TOKENS];
+    pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d, t->scale);
     pack_panels(V, at(t->value, x.g, x.c, 0), t->value.r, t->s, t->e);
     if (t->skip.data) pack_taps(taps, at(t->kernel, 0, x.c, 0), t->taps, 0);
     for (int64_t g = x.g; g < x.g_end; g++) {
@@ -113,10 +110,10 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
             prefetch(at(t->query, g, x.c, r + rows), t->query.r, next, t->d, 0);
             prefetch(at(t->out, g, x.c, r), t->out.r, rows, t->e, 1);
             times(S, sp, Q, dp, KT, rows, sp, t->d, 0);
-            softmax_rows(S, rows, sp, bias, t->scale, t->lse.data ? at(t->lse, g, x.c, 0) + r : NULL);
+            softmax_rows(S, rows, sp, bias, shares, t->lse.data ? at(t->lse, g, x.c, 0) + r : NULL);
             REAL *out = at(t->out, g, x.c, r), *to = t->e == ep ? out : O;
             const int64_t stride = t->e == ep ? t->out.r : ep;
-            times(to, stride, S, sp, V, rows, ep, t->s, 0);
+            times_by_row(to, stride, S, sp, V, rows, ep, t->s, shares);
             if (t->skip.data) {
                 pack_window(window, ep, t->skip, g, x.c, r - t->taps / 2, rows + t->taps - 1, t->n, t->e);
                 const int64_t ahead = r + rows + t->taps / 2;
@@ -155,11 +152,11 @@ static void rows_backward_item(const void *task, int64_t item, void *scratch) {
     const int64_t sp = t->sp, dp = t->dp, ep = t->ep;
     REAL *KT = scratch, *K = KT + t->d * sp, *VT = K + t->s * dp, *bias = VT + t->e * sp, *Q = bias + sp;
     REAL *G = Q + TOKENS * dp, *P = G + TOKENS * ep, *dP = P + TOKENS * sp, *dQ = dP + TOKENS * sp;
-    REAL *dK = t->partial + item * t->s * (dp + ep), *dV = dK + t->s * dp;
+    REAL *dK = t->partial + item * t->s * (dp + ep), *dV = dK + t->s * dp, shares[TOKENS];
     memset(dK, 0, t->s * (dp + ep) * sizeof(REAL));
-    pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d);
+    pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d, t->scale);
     pack_panels(K, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d);
-    pack_transposed(VT, at(t->value, x.g, x.c, 0), t->value.r, t->s, t->e);
+    pack_transposed(VT, at(t->value, x.g, x.c, 0), t->value.r, t->s, t->e, 1);
     for (int64_t g = x.g; g < x.g_end; g++) {
         pack_bias(bias, t, g, x.c);
         for (int64_t r = x.r; r < x.r_end; r += TOKENS) {
@@ -171,7 +168,8 @@ static void rows_backward_item(const void *task, int64_t item, void *scratch) {
             prefetch(at(t->grad, g, x.c, r + rows), t->grad.r, next, t->e, 0);
             prefetch(at(t->grad_query, g, x.c, r), t->grad_query.r, rows, t->d, 1);
             times(P, sp, Q, dp, KT, rows, sp, t->d, 0);
-            softmax_rows(P, rows, sp, bias, t->scale, NULL);
+            softmax_rows(P, rows, sp, bias, shares, NULL);
+            multiply_rows(P, rows, sp, shares);
             times(dP, sp, G, ep, VT, rows, sp, t->e, 0);
             add_transposed_times(dV, ep, P, sp, G, ep, t->s, ep, rows);
             softmax_rows_backward(P, dP, rows, sp, t->scale, t->grad_lse.data ? at(t->grad_lse, g, x.c, 0) + r : NULL);

@@ -126,9 +126,9 @@ INLINE vector exponential(vector x) {
 }
 
 /* `rows` rows of two vectors of C = factor·A B + before·D. `rows` is a constant where this is called, so that all sums
-   are in registers. */
+   are in registers. The factor of a row is `each` numbers after that of the row before. */
 INLINE void tile(const int rows, REAL *C, const REAL *D, int64_t ldc, const REAL *A, int64_t row, int64_t column,
-                 const REAL *B, int64_t ldb, int64_t inner, REAL factor, REAL before) {
+                 const REAL *B, int64_t ldb, int64_t inner, const REAL *factor, const int64_t each, REAL before) {
     vector sums[ROWS][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (vector){0};
@@ -144,7 +144,7 @@ INLINE void tile(const int rows, REAL *C, const REAL *D, int64_t ldc, const REAL
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-        vector first = factor * sums[i][0], second = factor * sums[i][1];
+        vector first = factor[i * each] * sums[i][0], second = factor[i * each] * sums[i][1];
         if (before != 0) {
             first += before * load(D + i * ldc);
             second += before * load(D + i * ldc + LANES);
@@ -158,13 +158,14 @@ INLINE void tile(const int rows, REAL *C, const REAL *D, int64_t ldc, const REAL
    ldb apart, those of C and D ldc, and B's next COLUMNS columns `panel` numbers further. Where `before` is 0, what D holds
    does not matter; D can be C. */
 INLINE void product(REAL *C, const REAL *D, int64_t ldc, const REAL *A, const int64_t row, const int64_t column,
-                    const REAL *B, int64_t ldb, int64_t panel, int64_t m, int64_t n, int64_t inner, REAL factor,
-                    REAL before) {
+                    const REAL *B, int64_t ldb, int64_t panel, int64_t m, int64_t n, int64_t inner, const REAL *factor,
+                    const int64_t each, REAL before) {
     for (int64_t j = 0; j < n; j += COLUMNS, B += panel) {
         int64_t i = 0;
 #define ROWS_OF_TILES(rows)                                                                                         \
     for (; i + rows <= m; i += rows)                                                                                \
-        tile(rows, C + i * ldc + j, D + i * ldc + j, ldc, A + i * row, row, column, B, ldb, inner, factor, before);
+        tile(rows, C + i * ldc + j, D + i * ldc + j, ldc, A + i * row, row, column, B, ldb, inner, factor + i * each, \
+             each, before);
         ROWS_OF_TILES(ROWS)
         ROWS_OF_TILES(4)
         ROWS_OF_TILES(2)
@@ -177,13 +178,19 @@ INLINE void product(REAL *C, const REAL *D, int64_t ldc, const REAL *A, const in
    would compete for the same places of the cache. */
 NOT_INLINE void times_plus(REAL *C, const REAL *D, int64_t ldc, const REAL *A, int64_t lda, const REAL *B, int64_t m,
                            int64_t n, int64_t inner, REAL factor, REAL before) {
-    product(C, D, ldc, A, lda, 1, B, COLUMNS, inner * COLUMNS, m, n, inner, factor, before);
+    product(C, D, ldc, A, lda, 1, B, COLUMNS, inner * COLUMNS, m, n, inner, &factor, 0, before);
 }
 
 /* C = factor·Aᵀ B + before·D with A (inner × m) and B (inner × n), their rows lda and ldb apart. */
 NOT_INLINE void transposed_times_plus(REAL *C, const REAL *D, int64_t ldc, const REAL *A, int64_t lda, const REAL *B,
                                       int64_t ldb, int64_t m, int64_t n, int64_t inner, REAL factor, REAL before) {
-    product(C, D, ldc, A, 1, lda, B, ldb, COLUMNS, m, n, inner, factor, before);
+    product(C, D, ldc, A, 1, lda, B, ldb, COLUMNS, m, n, inner, &factor, 0, before);
+}
+
+/* C = A B with a factor for each row, the same otherwise. */
+NOT_INLINE void times_by_row(REAL *C, int64_t ldc, const REAL *A, int64_t lda, const REAL *B, int64_t m, int64_t n,
+                             int64_t inner, const REAL *factors) {
+    product(C, C, ldc, A, lda, 1, B, COLUMNS, inner * COLUMNS, m, n, inner, factors, 1, 0);
 }
 
 /* C = A B + before·C, the same otherwise. */
@@ -219,12 +226,12 @@ static void pack_panels(REAL *to, const REAL *from, int64_t stride, int64_t rows
         pack(to, COLUMNS, from + j, stride, rows, smaller(COLUMNS, width - j));
 }
 
-/* The same for the transposed matrix: rows become columns, (panels × width × COLUMNS). */
-static void pack_transposed(REAL *to, const REAL *from, int64_t stride, int64_t rows, int64_t width) {
+/* The same for the transposed matrix: rows become columns, (panels × width × COLUMNS), times a factor. */
+static void pack_transposed(REAL *to, const REAL *from, int64_t stride, int64_t rows, int64_t width, REAL factor) {
     for (int64_t j = 0; j < rows; j += COLUMNS) {
         const int64_t columns = smaller(COLUMNS, rows - j);
         for (int64_t k = 0; k < width; k++, to += COLUMNS) {
-            for (int64_t i = 0; i < columns; i++) to[i] = from[(j + i) * stride + k];
+            for (int64_t i = 0; i < columns; i++) to[i] = from[(j + i) * stride + k] * factor;
             for (int64_t i = columns; i < COLUMNS; i++) to[i] = 0;
         }
     }
