@@ -242,8 +242,11 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context without autocast, which would turn float32 products into half precision ones."""
-    # autocast does not know meta tensors, which have shapes and no numbers
-    return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+    # autocast does not know meta tensors, which have shapes and no numbers; to leave it costs more than to ask for it
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def rows_of_map(
