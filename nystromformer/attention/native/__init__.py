@@ -2,24 +2,22 @@
 
 from nystromformer.attention.native.functions import (
     MOST_COLUMNS,
-    pinv,
-    pinv_gradient,
-    skip,
-    skip_kernel_gradient,
-    thin_attention,
-    whole_attention,
-)
-from nystromformer.attention.native.library import instructions, runs_native, without_native
-from nystromformer.attention.native.local_functions import (
     column_sums,
     far_means,
     fields_attention,
     local_attention,
     moments,
     near_attention,
+    pinv,
+    pinv_gradient,
     ridge_values,
     ridge_values_kept,
+    skip,
+    skip_kernel_gradient,
+    thin_attention,
+    whole_attention,
 )
+from nystromformer.attention.native.library import instructions, runs_native, without_native
 from nystromformer.attention.native.local_operators import Core
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""What the attentions call, with gradients: Nyström attention as a whole, attention with few queries or few keys, and
-the parts of both.
+"""What the attentions call, with gradients: Nyström attention as a whole, attention with few queries or few keys, the
+parts of both, and those of Nyström attention with an exact near field.
 
 Their functions take `ctx` in the forward: with a `setup_context` of its own PyTorch inspects a signature at each call,
 and it serves transforms of `torch.func` alone, under which none of this runs.
@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from nystromformer.attention.native import small_operators, thin_operators  # noqa: F401 (they are made on import)
+from nystromformer.attention.native.local_operators import Core, fields_backward
 
 MOST_COLUMNS = 256
 """Queries or keys, whichever are fewer, up to which one side of the softmax fits into a cache."""
@@ -148,3 +149,181 @@ class _Whole(Function):
         inputs_and_small, steps = saved[:11], saved[11:]
         *grads, of_kernel = ops.nystrom_backward(grad, *inputs_and_small, list(steps), ctx.scale)
         return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None
+
+
+# With an exact near field
+
+
+def column_sums(query: Tensor, lse: Tensor, key: Tensor, scale: float, places: int) -> Tensor:
+    """Sums (c, places) of columns of softmax(scale·Q Kᵀ), whose rows have the log-sum-exps `lse` (c, r), for `query`
+    (c, r, d) and `key` (l, c, d), without gradients; zeros for places from l on."""
+    return ops.column_sums(query, lse, key, scale, places)
+
+
+def moments(tokens: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Sums and sums of squares (c, blocks, d) over the blocks of `tokens` (l, c, d), without gradients."""
+    return ops.moments(tokens, block)
+
+
+def near_attention(
+    query: Tensor,
+    places: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    block: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of single queries (c, r, d), from `places` (c, r), to the keys (l, c, d) of their blocks, of both
+    neighbours, and of the blocks `chosen` (c, blocks, k) for them, and its log-sum-exp (c, r)."""
+    return _Near.apply(query, places, key, value, bias, chosen, block, scale)
+
+
+def local_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    chosen: Tensor | None,
+    far_key: Tensor,
+    far_value: Tensor,
+    far_bias: Tensor,
+    block: int,
+    scale: float,
+) -> Tensor:
+    """Attention (l, c, e) of all queries to the same keys and to far ones (c, m, d), which all blocks share."""
+    return _Local.apply(query, key, value, bias, chosen, far_key, far_value, far_bias, block, scale)
+
+
+def far_means(
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    place: Tensor,
+    real: Tensor,
+    chosen: Tensor | None,
+    segments: int,
+    block: int,
+    blocks: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The far field of `key` and `value` (l, c, d), as `nystrom_local_parts.far_field` gives it: keys and values
+    (c, m, d), and the bias (blocks, c, m). `chosen` (c, blocks, k) is -1 where there is no such block."""
+    return _Far.apply(key, value, valid, place, real, chosen, segments, block, blocks)
+
+
+def ridge_values(
+    exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float
+) -> Tensor:
+    """What `nystrom_local_parts.corrected_values` gives."""
+    inputs = exact, near_out, near_lse, far_logits, far_value
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _Ridge.apply(*inputs, ridge)
+    return ops.ridge(*inputs, ridge, False)[0]
+
+
+def ridge_values_kept(*inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same without gradients, and what they need."""
+    values, *kept = ops.ridge(*inputs, True)
+    return values, tuple(kept)
+
+
+def fields_attention(core: Core, *given: Any) -> Tensor:
+    """`local_attention` of `given` without gradients but those of query, key and value, which get them through all that
+    was made of them, as `core` tells it, too."""
+    return _Fields.apply(*given, core)
+
+
+class _Near(Function):
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = ops.near(*inputs)
+        *tensors, ctx.block, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None and grad_lse is None:
+            return (None,) * 8
+        saved = ctx.saved_tensors
+        grad = torch.zeros_like(saved[-2]) if grad is None else grad
+        grad_query, grad_key, grad_value = ops.near_backward(grad, grad_lse, *saved, ctx.block, ctx.scale)
+        return grad_query, None, grad_key, grad_value, *(None,) * 4
+
+
+class _Local(Function):
+    """Keeps the output and its log-sum-exp for the backward, never the weights."""
+
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:
+        out, lse = ops.local(*inputs)
+        *tensors, ctx.block, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 10
+        grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
+        grad_query, grad_key, grad_value, grad_far_key, grad_far_value = grads
+        return grad_query, grad_key, grad_value, None, None, grad_far_key, grad_far_value, None, None, None
+
+
+class _Fields(Function):
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:
+        *given, ctx.core = inputs
+        out, lse = ops.local(*given)
+        *tensors, ctx.block, ctx.scale = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 11
+        return *fields_backward(grad, ctx.core, *ctx.saved_tensors, ctx.block, ctx.scale), *(None,) * 8
+
+
+class _Ridge(Function):
+    """Keeps what is small: weights of the core rows, and the factor of the system that was solved."""
+
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:
+        values, *kept = ops.ridge(*inputs, True)
+        *tensors, ctx.ridge = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, values, *kept)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        return *ops.ridge_backward(grad, *ctx.saved_tensors, ctx.ridge), None
+
+
+class _Far(Function):
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        far_key, far_value, bias = ops.far(*inputs)
+        key, _, valid, place, real, chosen, *ctx.sizes = inputs
+        ctx.length = key.shape[0]
+        ctx.mark_non_differentiable(bias)
+        ctx.save_for_backward(valid, place, real, chosen)
+        return far_key, far_value, bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_key: Tensor, grad_value: Tensor, unused: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ops.far_backward(grad_key, grad_value, ctx.length, *ctx.saved_tensors, *ctx.sizes)
+        return *grads, *(None,) * 7
