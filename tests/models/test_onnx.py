@@ -79,7 +79,8 @@ def test_the_exported_nystrom_local_gives_the_same_at_any_length(tmp_path, monke
             given = (*inputs, mask)
             outs = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=True)})
             for out, expected in zip(outs, attention(*given), strict=True):
-                torch.testing.assert_close(torch.from_numpy(out), expected, rtol=0, atol=1e-5)
+                # rounding alone: over 60 masks the largest difference was 2.3e-5
+                torch.testing.assert_close(torch.from_numpy(out), expected, rtol=0, atol=5e-5)
     exact = torch.nn.functional.scaled_dot_product_attention(*inputs)
     plain, with_chosen = attention(*inputs, torch.ones(b, n).bool())
     assert (plain - exact).abs().max() > 1e-2, "it is an approximation"
