@@ -18,6 +18,12 @@ SHORTEST = 2
 
 PARTS = ("train", "validation")
 
+SEPARATORS = 3
+"""[CLS] first [SEP] second [SEP]"""
+
+VALIDATION_SEED = 0
+"""Validation examples are the same in all runs, so that their accuracies can be compared."""
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -189,13 +195,6 @@ def mask_tokens(
     replaced = chosen[(draw >= masking.masked) & (draw < masking.masked + masking.replaced)]
     hidden[replaced] = masking.vocabulary[rng.integers(len(masking.vocabulary), size=len(replaced))]
     return hidden, labels
-
-
-SEPARATORS = 3
-"""[CLS] first [SEP] second [SEP]"""
-
-VALIDATION_SEED = 0
-"""Validation examples are the same in all runs, so that their accuracies can be compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
