@@ -60,9 +60,11 @@ class Student:
     layers_rate: float = 3e-4
 
 
+NEAR = {"learning_rate": 1e-5, "layers_rate": 1e-4}
+"""For students that begin near their teacher: at the usual rates the loss of the second stage rises."""
 STUDENTS = {
-    "nystrom-local-64": Student("nystrom-local-64"),
-    "nystrom-local-64, 3 chosen": Student("nystrom-local-64", {"chosen_blocks": 3}),
+    "nystrom-local-64": Student("nystrom-local-64", **NEAR),
+    "nystrom-local-64, 3 chosen": Student("nystrom-local-64", {"chosen_blocks": 3}, **NEAR),
     "nystrom-64": Student("nystrom-64"),
 }
 
