@@ -105,7 +105,7 @@ def pictures(work: Path, contour: int) -> Path:
 
 
 def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
-    """Copy configurations and records, write the table of what is finished, and draw each task but the grid's."""
+    """Copy configurations and records, and make the table and the curves, but those of the grid, of all in `out`."""
     runs = [run for run in RUNS if run.part == part and (work / run.folder).exists()]
     for folder in sorted({(work / run.folder).parents[1] for run in runs}):
         own = [run for run in runs if (work / run.folder).is_relative_to(folder)]
@@ -113,8 +113,9 @@ def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
         if not found:
             continue
         copy_records(found, work, out)
+        published = [path for path in runs_in(out / part / folder.name) if path.name != FOLDER]
+        records = list(read_records(*published))
         if part != "mini":
-            records = [record for path in found if path.name != FOLDER for record in read_records(path)]
             draw_dev_accuracy(records, own[0].task).save(out / part / folder.name)
         if part == "pathfinder":  # pictures with other contours are another task
             write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records)))
