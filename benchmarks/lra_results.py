@@ -113,8 +113,8 @@ def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
         if not found:
             continue
         copy_records(found, work, out)
-        published = [path for path in runs_in(out / part / folder.name) if path.name != FOLDER]
-        records = list(read_records(*published))
+        trained = [path for path in runs_in(out / part / folder.name) if path.name != FOLDER]
+        records = list(read_records(*trained))
         if part != "mini":
             draw_dev_accuracy(records, own[0].task).save(out / part / folder.name)
         if part == "pathfinder":  # pictures with other contours are another task

@@ -5,6 +5,7 @@ Their functions take `ctx` in the forward: with a `setup_context` of its own PyT
 and it serves transforms of `torch.func` alone, under which none of this runs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,14 +34,24 @@ def thin_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale·Q Kᵀ + bias) V and, where asked for, its log-sum-exp, as `partial_softmax.attention_with_lse`.
 
-    `key` and `value` are (g, c, s, d), or as `operators` says: shared by all blocks, or in windows of three blocks of
-    `block` tokens. `bias` is (g, c, 1, s), each of g and c possibly 1.
+    `key` and `value` are (g, c, s, d), or as `thin_operators` says: shared by all blocks, or in windows of three blocks
+    of `block` tokens. `bias` is (g, c, 1, s), each of g and c possibly 1.
     """
     # Each softmax is made whole along the side that is shorter.
     few_keys = block is None and (key.dim() == 3 or key.shape[2] <= query.shape[2])
     if few_keys:
         return _FewKeys.apply(query, key, value, bias, scale, with_lse)
     return _FewQueries.apply(query, key, value, bias, scale, block)
+
+
+def _keeping(ctx, operator: Callable[..., tuple[Tensor, Tensor]], *inputs: Any) -> tuple[Tensor, Tensor]:
+    """The result of `operator` and its log-sum-exp, kept for the backward with the tensors among its inputs; the last
+    two of these are none, and become `ctx.numbers`."""
+    out, lse = operator(*inputs)
+    ctx.numbers = inputs[-2:]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:-2], out, lse)
+    return out, lse
 
 
 class _FewKeys(Function):
@@ -72,20 +83,16 @@ class _FewQueries(Function):
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = ops.columns(*inputs)
-        *tensors, ctx.scale, ctx.block = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, lse)
-        return out, lse
+        return _keeping(ctx, ops.columns, *inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return (None,) * 6
-        *tensors, out, lse = ctx.saved_tensors
-        grad = torch.zeros_like(out) if grad is None else grad
-        return *ops.columns_backward(grad, grad_lse, *tensors, out, lse, ctx.scale, ctx.block), None, None, None
+        saved = ctx.saved_tensors
+        grad = torch.zeros_like(saved[-2]) if grad is None else grad
+        return *ops.columns_backward(grad, grad_lse, *saved, *ctx.numbers), None, None, None
 
 
 def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
@@ -237,11 +244,7 @@ def fields_attention(core: Core, *given: Any) -> Tensor:
 class _Near(Function):
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = ops.near(*inputs)
-        *tensors, ctx.block, ctx.scale = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, lse)
-        return out, lse
+        return _keeping(ctx, ops.near, *inputs)
 
     @staticmethod
     @once_differentiable
@@ -250,7 +253,7 @@ class _Near(Function):
             return (None,) * 8
         saved = ctx.saved_tensors
         grad = torch.zeros_like(saved[-2]) if grad is None else grad
-        grad_query, grad_key, grad_value = ops.near_backward(grad, grad_lse, *saved, ctx.block, ctx.scale)
+        grad_query, grad_key, grad_value = ops.near_backward(grad, grad_lse, *saved, *ctx.numbers)
         return grad_query, None, grad_key, grad_value, *(None,) * 4
 
 
@@ -259,18 +262,14 @@ class _Local(Function):
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> Tensor:
-        out, lse = ops.local(*inputs)
-        *tensors, ctx.block, ctx.scale = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, lse)
-        return out
+        return _keeping(ctx, ops.local, *inputs)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 10
-        grads = ops.local_backward(grad, *ctx.saved_tensors, ctx.block, ctx.scale)
+        grads = ops.local_backward(grad, *ctx.saved_tensors, *ctx.numbers)
         grad_query, grad_key, grad_value, grad_far_key, grad_far_value = grads
         return grad_query, grad_key, grad_value, None, None, grad_far_key, grad_far_value, None, None, None
 
@@ -279,18 +278,14 @@ class _Fields(Function):
     @staticmethod
     def forward(ctx, *inputs: Any) -> Tensor:
         *given, ctx.core = inputs
-        out, lse = ops.local(*given)
-        *tensors, ctx.block, ctx.scale = given
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, lse)
-        return out
+        return _keeping(ctx, ops.local, *given)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 11
-        return *fields_backward(grad, ctx.core, *ctx.saved_tensors, ctx.block, ctx.scale), *(None,) * 8
+        return *fields_backward(grad, ctx.core, *ctx.saved_tensors, *ctx.numbers), *(None,) * 8
 
 
 class _Ridge(Function):
