@@ -35,7 +35,7 @@ from nystromformer.attention import (
     nystrom_local_attention,
     performer_attention,
 )
-from nystromformer.attention.nystrom_local import NystromLocalOptions
+from nystromformer.attention.nystrom_local.operation import NystromLocalOptions
 from nystromformer.attention.performer import draw_projection
 from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall

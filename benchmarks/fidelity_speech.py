@@ -42,10 +42,10 @@ from nystromformer.attention import (
     nystrom_attention,
     nystrom_local_attention,
 )
-from nystromformer.attention.landmarks import means_over, segments
-from nystromformer.attention.near_field import choose_blocks
-from nystromformer.attention.nystrom_local_core import NystromLocalOptions
-from nystromformer.attention.nystrom_local_parts import core_places, find_heavy_keys, token_blocks
+from nystromformer.attention.nystrom.landmarks import means_over, segments
+from nystromformer.attention.nystrom_local.core import NystromLocalOptions
+from nystromformer.attention.nystrom_local.near_field import choose_blocks
+from nystromformer.attention.nystrom_local.parts import core_places, find_heavy_keys, token_blocks
 from nystromformer.files import write_text
 from nystromformer.integrations.attention_interface import AttentionCall
 from nystromformer.integrations.probe import exact_attention, record_calls, relative_error, swap_attention

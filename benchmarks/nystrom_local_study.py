@@ -32,8 +32,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModel, AutoTokenizer
 
-from nystromformer.attention import nystrom_attention, nystrom_local_attention, nystrom_local_core, segment_means
-from nystromformer.attention.nystrom_local import NystromLocalOptions
+from nystromformer.attention import nystrom_attention, nystrom_local_attention, segment_means
+from nystromformer.attention.nystrom_local import core as nystrom_local_core
+from nystromformer.attention.nystrom_local.operation import NystromLocalOptions
 from nystromformer.bench.cases import Case, make_inputs
 from nystromformer.bench.measure import interleaved_times
 from nystromformer.files import write_text

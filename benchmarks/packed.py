@@ -22,8 +22,9 @@ from attention_targets import Figure, at_least, at_most, ratios, report
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention import build_attention, varlen
-from nystromformer.attention.varlen import lengths_to_offsets
+from nystromformer.attention import build_attention
+from nystromformer.attention.shared import varlen
+from nystromformer.attention.shared.varlen import lengths_to_offsets
 from nystromformer.bench.measure import interleaved_times, peak_of
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
 from nystromformer.models.mil import TransMIL

@@ -20,17 +20,26 @@ ALLOWED = {
     "report": {"paper", "records"},
 }
 """What each folder may import besides itself; commands, the demo and the command line may import everything."""
+INSIDE = {
+    "attention/native": set(),
+    "attention/shared": {"native"},
+    "attention/nystrom": {"native", "shared", "base"},
+    "attention/nystrom_local": {"native", "shared", "base", "nystrom"},
+}
+"""What a sub-folder may import of the folder around it, besides itself."""
+MOST_FILES = 12
+"""In a folder, besides `__init__.py`."""
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of the package that a file imports."""
-    parts = set()
+def imported(path: Path, folder: str = "") -> set[str]:
+    """The parts of the package, or of a folder of it, that a file imports."""
+    parts, around = set(), f"nystromformer.{folder}".rstrip(".")
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: relative imports hide the direction"
-            names = [node.module]
-        parts |= {name.split(".")[1] for name in names if name.startswith("nystromformer.")}
+            names = [f"{node.module}.{alias.name}" if node.module == around else node.module for alias in node.names]
+        parts |= {name.removeprefix(f"{around}.").split(".")[0] for name in names if name.startswith(f"{around}.")}
     return parts
 
 
@@ -39,6 +48,20 @@ def test_imports_go_one_way(folder):
     for path in (PACKAGE / folder).rglob("*.py"):
         surplus = imported(path) - ALLOWED[folder] - EVERYWHERE - {folder}
         assert not surplus, f"{path.relative_to(PACKAGE)} imports {surplus}; allowed: {ALLOWED[folder]}"
+
+
+@pytest.mark.parametrize("place", INSIDE)
+def test_imports_go_one_way_between_sub_folders(place):
+    folder, sub_folder = place.split("/")
+    for path in (PACKAGE / place).rglob("*.py"):
+        surplus = imported(path, folder) - INSIDE[place] - {sub_folder}
+        assert not surplus, f"{path.relative_to(PACKAGE)} imports {surplus}; allowed: {INSIDE[place]}"
+
+
+def test_a_folder_has_at_most_a_dozen_files():
+    for folder in [PACKAGE / "attention", *(PACKAGE / "attention").iterdir()]:
+        files = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+        assert len(files) <= MOST_FILES, f"{folder.relative_to(PACKAGE)}: {len(files)} files"
 
 
 def test_every_folder_has_its_place():

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.landmarks import means_over, segments
+from nystromformer.attention.shared.common import (
     check_self_attention,
     checked_scale,
     full_precision,
@@ -14,7 +15,6 @@ from nystromformer.attention.common import (
     softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.landmarks import means_over, segments
 from nystromformer.checks import check_at_least
 
 

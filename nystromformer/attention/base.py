@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nystromformer.attention.common import check_tokens, rows_of_map, shape_of
-from nystromformer.attention.varlen import each_alone, packed_input
+from nystromformer.attention.shared.common import check_tokens, rows_of_map, shape_of
+from nystromformer.attention.shared.varlen import each_alone, packed_input
 from nystromformer.checks import check_at_least
 
 Length = int | None

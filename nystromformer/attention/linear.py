@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import at_least_float32, check_self_attention, full_precision, zero_masked
+from nystromformer.attention.shared.common import at_least_float32, check_self_attention, full_precision, zero_masked
 
 SMALLEST_NORMALIZER = 1e-12
 """Only reached without valid keys, where the numerator is 0, or when every feature of a query underflows."""

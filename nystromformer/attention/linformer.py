@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     check_floating,
     check_self_attention,
     refuse_forward_mode,

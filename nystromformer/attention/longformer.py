@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention, Length
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     check_self_attention,
     checked_scale,
     key_padding_mask,

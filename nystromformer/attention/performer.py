@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import Attention, Length
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     at_least_float32,
     check_floating,
     check_self_attention,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention, Length
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     all_valid,
     at_least_float32,
     check_floating,

@@ -8,8 +8,8 @@ from nystromformer.attention.base import Attention
 from nystromformer.attention.linear import LinearAttention
 from nystromformer.attention.linformer import LinformerAttention
 from nystromformer.attention.longformer import LongformerAttention
-from nystromformer.attention.nystrom import NystromSelfAttention
-from nystromformer.attention.nystrom_local import NystromLocalAttention
+from nystromformer.attention.nystrom.operation import NystromSelfAttention
+from nystromformer.attention.nystrom_local.operation import NystromLocalAttention
 from nystromformer.attention.performer import PerformerAttention
 from nystromformer.attention.reformer import ReformerAttention
 from nystromformer.attention.standard import StandardAttention

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     check_query_key_value,
     check_self_attention,
     checked_masks,

@@ -20,7 +20,9 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from nystromformer.attention.base import with_options
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.core import NystromKeywords, NystromOptions, plus_skip, softmax_inverse
+from nystromformer.attention.nystrom.landmarks import means_over
+from nystromformer.attention.shared.common import (
     at_least_float32,
     check_mask,
     check_query_key_value,
@@ -30,10 +32,8 @@ from nystromformer.attention.common import (
     softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.landmarks import means_over
-from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, plus_skip, softmax_inverse
-from nystromformer.attention.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
-from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
+from nystromformer.attention.shared.partial_softmax import FUSED_DEVICES, MASKED, attention_with_lse
+from nystromformer.attention.shared.skip_convolution import kernel_of, skip_convolution
 from nystromformer.distributed.collectives import agree, check_group, max_over_ranks, neighboring_rows, sum_over_ranks
 from nystromformer.distributed.layout import Layout, share_layouts
 

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from nystromformer.attention.base import attentions_in
-from nystromformer.attention.common import at_least_float32
+from nystromformer.attention.shared.common import at_least_float32
 from nystromformer.distributed.attention import sequence_parallel_nystrom_attention
 from nystromformer.distributed.collectives import agree, sum_over_ranks
 from nystromformer.distributed.layout import Layout, share_layouts

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from nystromformer.attention.common import shape_of
-from nystromformer.attention.landmarks import Segments, segments_of_ranks
+from nystromformer.attention.nystrom.landmarks import Segments, segments_of_ranks
+from nystromformer.attention.shared.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.distributed.collectives import PURPOSE, agree, check_group, gather, gather_parts, rank_and_size
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from nystromformer.attention import skip_convolution
-from nystromformer.attention.common import all_valid, zero_masked
 from nystromformer.attention.longformer import longformer_attention
+from nystromformer.attention.shared.common import all_valid, zero_masked
+from nystromformer.attention.shared.varlen import as_batch, as_rows, each_alone, packed_input
 from nystromformer.attention.standard import standard_attention
-from nystromformer.attention.varlen import as_batch, as_rows, each_alone, packed_input
 from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask
 from nystromformer.integrations.hf_modules import is_causal_module, is_cross_attention, is_surely_self_attention
 from nystromformer.integrations.layer_attentions import assigned_attention, check_layers, layer_choice, listed

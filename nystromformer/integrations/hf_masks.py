@@ -18,7 +18,7 @@ from transformers.masking_utils import (
     sliding_window_bidirectional_overlay,
 )
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 
 REMEDY = 'load the model with attn_implementation="sdpa" instead'
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nystromformer.attention.nystrom_package import PackageAttention
-from nystromformer.attention.pseudoinverse import iterative_pinv
+from nystromformer.attention.nystrom.package import PackageAttention
+from nystromformer.attention.nystrom.pseudoinverse import iterative_pinv
 from nystromformer.checks import check_at_least, check_fraction
 
 PACKAGE = "nystrom_attention"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nystromformer.attention import ATTENTIONS, Attention
-from nystromformer.attention.common import all_valid, shape_of
 from nystromformer.attention.registry import parse_attention_name
+from nystromformer.attention.shared.common import all_valid, shape_of
 from nystromformer.checks import did_you_mean
 
 RECORD = "_replaced_attention"

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from nystromformer.attention.common import check_mask, shape_of
-from nystromformer.attention.nystrom import NystromOptions
-from nystromformer.attention.nystrom_package import PackageArithmetic, check_matrix_length
+from nystromformer.attention.nystrom.core import NystromOptions
+from nystromformer.attention.nystrom.package import PackageArithmetic, check_matrix_length
+from nystromformer.attention.shared.common import check_mask, shape_of
 from nystromformer.checks import check_at_least
 
 

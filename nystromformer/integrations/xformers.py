@@ -10,9 +10,15 @@ means count masked tokens as zeros, and masked landmarks take part. xformers is 
 import torch
 from torch import Tensor, nn
 
-from nystromformer.attention.common import at_least_float32, check_floating, full_precision, shape_of, softmax_attention
-from nystromformer.attention.pseudoinverse import exact_pinv, iterative_pinv
-from nystromformer.attention.skip_convolution import SkipConvolution
+from nystromformer.attention.nystrom.pseudoinverse import exact_pinv, iterative_pinv
+from nystromformer.attention.shared.common import (
+    at_least_float32,
+    check_floating,
+    full_precision,
+    shape_of,
+    softmax_attention,
+)
+from nystromformer.attention.shared.skip_convolution import SkipConvolution
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 

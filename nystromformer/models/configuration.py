@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from nystromformer.attention import Attention, build_attention
-from nystromformer.attention.nystrom import NystromOptions
+from nystromformer.attention.nystrom.core import NystromOptions
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import check_at_least, check_choice, check_fraction
 

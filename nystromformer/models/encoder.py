@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from nystromformer.attention import Attention, skip_convolution
-from nystromformer.attention.common import at_least_float32, shape_of, zero_masked
+from nystromformer.attention.shared.common import at_least_float32, shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.flattened import Borders

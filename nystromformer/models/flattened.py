@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import is_readable, shape_of
-from nystromformer.attention.varlen import Packing, packing
+from nystromformer.attention.shared.common import is_readable, shape_of
+from nystromformer.attention.shared.varlen import Packing, packing
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput, can_return_tuple
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 from nystromformer.checks import check_choice
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation

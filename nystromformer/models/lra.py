@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import ModelOutput, can_return_tuple
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import PRESETS, NystromformerConfig
 from nystromformer.models.encoder import activation

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import all_valid, check_floating, check_mask, shape_of
-from nystromformer.attention.nystrom_package import PackageAttention
-from nystromformer.attention.varlen import lengths_to_offsets, packing
+from nystromformer.attention.nystrom.package import PackageAttention
+from nystromformer.attention.shared.common import all_valid, check_floating, check_mask, shape_of
+from nystromformer.attention.shared.varlen import lengths_to_offsets, packing
 from nystromformer.checks import check_at_least
 from nystromformer.models.mil_grid import GridConvolution, check_coordinates, checked_cells, square_cells
 

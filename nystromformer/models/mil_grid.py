@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 
 MOST_CELLS = 2**20
 """Cells of the grid around a bag: 1,024 × 1,024 tiles are more than any slide has, pixels would be millions."""

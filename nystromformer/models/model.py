@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import can_return_tuple, logging
 
 from nystromformer.attention.base import attentions_in
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import (

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling as Encoding
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import ModelOutput
 
-from nystromformer.attention.common import shape_of
+from nystromformer.attention.shared.common import shape_of
 from nystromformer.models.configuration import NystromformerConfig
 from nystromformer.models.encoder import activation
 from nystromformer.models.heads import IGNORED, Count, NystromformerWithHead, Tally, cross_entropy_tally, on_encoding

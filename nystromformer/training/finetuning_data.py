@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nystromformer.attention.varlen import lengths_to_offsets
+from nystromformer.attention.shared.varlen import lengths_to_offsets
 from nystromformer.data.glue import Texts, TextSplits
 from nystromformer.progress import count_bar
 from nystromformer.training.recipes import FinetuningRecipe

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers import PreTrainedConfig as Config
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from nystromformer.attention.nystrom import NystromOptions
+from nystromformer.attention.nystrom.core import NystromOptions
 from nystromformer.attention.registry import ATTENTIONS, parse_attention_name
 from nystromformer.checks import check_odd
 from nystromformer.integrations.attention_interface import stated_options

@@ -8,10 +8,10 @@ import torch
 
 from nystromformer.attention import nystrom_attention_weights
 from nystromformer.attention.base import with_options
-from nystromformer.attention.nystrom import NystromSelfAttention
-from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions
-from nystromformer.attention.nystrom_local import nystrom_local_attention_weights
-from nystromformer.attention.nystrom_local_core import NystromLocalKeywords, NystromLocalOptions
+from nystromformer.attention.nystrom.core import NystromKeywords, NystromOptions
+from nystromformer.attention.nystrom.operation import NystromSelfAttention
+from nystromformer.attention.nystrom_local.core import NystromLocalKeywords, NystromLocalOptions
+from nystromformer.attention.nystrom_local.operation import nystrom_local_attention_weights
 
 
 @pytest.mark.parametrize(

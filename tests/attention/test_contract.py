@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from largest_tensor import Largest
 
 from nystromformer.attention.registry import ATTENTIONS, build_attention
-from nystromformer.attention.varlen import lengths_to_offsets
+from nystromformer.attention.shared.varlen import lengths_to_offsets
 
 HEADS, DIM, MAX_LENGTH = 2, 4, 320
 LENGTHS = (1, 2, 7, 65, 129, 301)

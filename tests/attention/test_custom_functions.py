@@ -22,11 +22,11 @@ import nystromformer.attention
 from nystromformer.attention import nystrom_attention, nystrom_local_attention
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
-from nystromformer.attention.near_field import chosen_part
-from nystromformer.attention.nystrom_local_parts import ChosenBlocks, TokenBlocks, token_blocks
-from nystromformer.attention.partial_softmax import attention_with_lse, shared_part, window_part
-from nystromformer.attention.pseudoinverse import iterative_pinv
-from nystromformer.attention.skip_convolution import skip_convolution
+from nystromformer.attention.nystrom.pseudoinverse import iterative_pinv
+from nystromformer.attention.nystrom_local.near_field import chosen_part
+from nystromformer.attention.nystrom_local.parts import ChosenBlocks, TokenBlocks, token_blocks
+from nystromformer.attention.shared.partial_softmax import attention_with_lse, shared_part, window_part
+from nystromformer.attention.shared.skip_convolution import skip_convolution
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

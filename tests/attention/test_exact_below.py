@@ -8,7 +8,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystromformer import NystromAttention, build_attention, nystrom_attention, nystrom_attention_weights
-from nystromformer.attention import nystrom_local_attention, nystrom_local_attention_weights, varlen
+from nystromformer.attention import nystrom_local_attention, nystrom_local_attention_weights
+from nystromformer.attention.shared import varlen
 
 BELOW = 24
 SIZES = {

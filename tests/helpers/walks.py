@@ -11,7 +11,8 @@ made of that:
   what lies under a call that is a walk of its own: one reads a training run without reading the model, and a model
   without reading its attention.
 
-A walk returns to a folder if a call comes back into a folder that it has left: a → b → a on one stack.
+A walk returns to a folder if a call comes back into a folder that it has left: a → b → a on one stack. A
+sub-folder is a folder of its own.
 """
 
 import sys
@@ -104,7 +105,7 @@ def _is_followed(code: CodeType, file: str) -> bool:
 
 
 def _folder_of(file: str) -> str:
-    return file.split("/")[0] if "/" in file else ""
+    return file.rpartition("/")[0]
 
 
 def _runs(folders: list[str]) -> list[str]:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from nystromformer import NystromformerForMaskedLM
-from nystromformer.attention import near_field
-from nystromformer.attention.nystrom_local import nystrom_local_attention
+from nystromformer.attention.nystrom_local import near_field
+from nystromformer.attention.nystrom_local.operation import nystrom_local_attention
 
 
 @pytest.mark.slow(seconds=15)

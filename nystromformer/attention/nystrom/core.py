@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention import native
-from nystromformer.attention.common import (
-    all_are_short,
-    check_exact_below,
-    exact_where_short,
-    key_padding_mask,
-    softmax_attention,
-)
-from nystromformer.attention.landmarks import (
+from nystromformer.attention.nystrom.landmarks import (
     LANDMARKS,
     Segments,
     check_grid,
@@ -30,8 +23,15 @@ from nystromformer.attention.landmarks import (
     means_over,
     segments,
 )
-from nystromformer.attention.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
-from nystromformer.attention.skip_convolution import skip_convolution
+from nystromformer.attention.nystrom.pseudoinverse import PSEUDOINVERSES, SCALINGS, exact_pinv, iterative_pinv
+from nystromformer.attention.shared.common import (
+    all_are_short,
+    check_exact_below,
+    exact_where_short,
+    key_padding_mask,
+    softmax_attention,
+)
+from nystromformer.attention.shared.skip_convolution import skip_convolution
 from nystromformer.checks import check_at_least, check_choice
 
 

@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import with_options
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.core import plus_skip
+from nystromformer.attention.nystrom.operation import LandmarkAttention
+from nystromformer.attention.nystrom_local.core import (
+    NystromLocalKeywords,
+    NystromLocalOptions,
+    attend,
+    attend_to_sequences,
+)
+from nystromformer.attention.shared.common import (
     check_self_attention,
     checked_scale,
     full_precision,
@@ -34,16 +42,8 @@ from nystromformer.attention.common import (
     rows_of_map,
     zero_masked,
 )
-from nystromformer.attention.nystrom import LandmarkAttention
-from nystromformer.attention.nystrom_core import plus_skip
-from nystromformer.attention.nystrom_local_core import (
-    NystromLocalKeywords,
-    NystromLocalOptions,
-    attend,
-    attend_to_sequences,
-)
-from nystromformer.attention.skip_convolution import kernel_of, skip_convolution
-from nystromformer.attention.varlen import as_rows, attend_as_padded_batch, packed_input
+from nystromformer.attention.shared.skip_convolution import kernel_of, skip_convolution
+from nystromformer.attention.shared.varlen import as_rows, attend_as_padded_batch, packed_input
 
 
 def nystrom_local_attention(

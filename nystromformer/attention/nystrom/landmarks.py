@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import (
+from nystromformer.attention.shared.common import (
     at_least_float32,
     check_mask,
     check_query_key_value,

@@ -6,10 +6,11 @@ import torch
 from drawn import draw, qkv
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from nystromformer.attention import near_field, nystrom_local_attention
+from nystromformer.attention import nystrom_local_attention
 from nystromformer.attention.native import column_sums, library, moments
-from nystromformer.attention.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
-from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, token_blocks
+from nystromformer.attention.nystrom_local import near_field
+from nystromformer.attention.nystrom_local.near_field import SeenInParts, SeenInPlace, Sequences, sees_in_place
+from nystromformer.attention.nystrom_local.parts import ChosenBlocks, FarField, token_blocks
 
 SIZES = [
     # tokens, block, width, width of values, far keys, chosen blocks

@@ -6,7 +6,7 @@ import torch
 
 from nystromformer.attention import SkipConvolution, skip_convolution
 
-skip_convolution_module = import_module("nystromformer.attention.skip_convolution")
+skip_convolution_module = import_module("nystromformer.attention.shared.skip_convolution")
 
 
 def draw(*shape, dtype=torch.float64):

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from nystromformer import build_attention, nystrom_attention_varlen
-from nystromformer.attention import nystrom_attention, varlen
-from nystromformer.attention.varlen import Packing, lengths_to_offsets, packed_input, packing
+from nystromformer.attention import nystrom_attention
+from nystromformer.attention.shared import varlen
+from nystromformer.attention.shared.varlen import Packing, lengths_to_offsets, packed_input, packing
 from nystromformer.bench.measure import Kernels
 
 LENGTHS = [3, 1, 4]

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import with_options
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
+from nystromformer.attention.nystrom.landmarks import Segments, means_over, segments_of_ranks
+from nystromformer.attention.shared.common import (
     full_precision,
     key_padding_mask,
     softmax_attention,
 )
-from nystromformer.attention.landmarks import Segments, means_over, segments_of_ranks
-from nystromformer.attention.nystrom_core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
-from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
-from nystromformer.attention.skip_convolution import skip_convolution
-from nystromformer.attention.varlen import PackedInput, Packing, Spread, as_batch, as_rows, packed_input
+from nystromformer.attention.shared.partial_softmax import MASKED, attention_with_lse
+from nystromformer.attention.shared.skip_convolution import skip_convolution
+from nystromformer.attention.shared.varlen import PackedInput, Packing, Spread, as_batch, as_rows, packed_input
 from nystromformer.checks import check_at_least
 
 CHUNK = 256

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nystromformer.attention import partial_softmax
-from nystromformer.attention.partial_softmax import MASKED, attention_with_lse, merge, shared_part, window_part
+from nystromformer.attention.shared import partial_softmax
+from nystromformer.attention.shared.partial_softmax import MASKED, attention_with_lse, merge, shared_part, window_part
 
 
 @pytest.fixture(params=["fused", "plain"], autouse=True)

@@ -6,8 +6,10 @@ from largest_tensor import Largest
 from oracles import convolved, nystrom_head
 
 from nystromformer import nystrom_attention, nystrom_attention_varlen
-from nystromformer.attention import nystrom_core, nystrom_varlen, varlen
 from nystromformer.attention.native import without_native
+from nystromformer.attention.nystrom import core as nystrom_core
+from nystromformer.attention.nystrom import varlen as nystrom_varlen
+from nystromformer.attention.shared import varlen
 from nystromformer.bench.measure import Kernels
 
 LENGTHS = [5, 1, 40, 17, 8, 300, 90]

@@ -5,8 +5,9 @@ import torch
 from largest_tensor import Largest
 
 from nystromformer import nystrom_local_attention_varlen
-from nystromformer.attention import nystrom_local_attention, nystrom_local_core
-from nystromformer.attention.varlen import lengths_to_offsets
+from nystromformer.attention import nystrom_local_attention
+from nystromformer.attention.nystrom_local import core as nystrom_local_core
+from nystromformer.attention.shared.varlen import lengths_to_offsets
 
 LENGTHS = [5, 1, 40, 17, 8, 130, 90]
 SIZES = {"num_landmarks": 8, "block_size": 4, "core_rows": 6}

@@ -6,7 +6,9 @@ from largest_tensor import Largest
 from torch import nn
 
 from nystromformer import build_attention
-from nystromformer.attention import near_field, nystrom_local_attention, partial_softmax
+from nystromformer.attention import nystrom_local_attention
+from nystromformer.attention.nystrom_local import near_field
+from nystromformer.attention.shared import partial_softmax
 
 SIZES = {"num_landmarks": 16, "heavy_keys": 4, "block_size": 8, "chosen_blocks": 2, "core_rows": 16}
 Q = torch.randn(2, 4, 10, 8)

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from nystromformer.attention.base import Attention, with_options
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.core import (
+    NystromKeywords,
+    NystromOptions,
+    attend_and_skip,
+    attend_to_sequences,
+    landmark_core,
+    masked_softmax,
+)
+from nystromformer.attention.nystrom.varlen import nystrom_attention_varlen
+from nystromformer.attention.shared.common import (
     all_are_short,
     all_valid,
     at_least_float32,
@@ -33,17 +42,8 @@ from nystromformer.attention.common import (
     short_examples,
     zero_masked,
 )
-from nystromformer.attention.nystrom_core import (
-    NystromKeywords,
-    NystromOptions,
-    attend_and_skip,
-    attend_to_sequences,
-    landmark_core,
-    masked_softmax,
-)
-from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
-from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of
-from nystromformer.attention.varlen import attend_to_spans, valid_spans
+from nystromformer.attention.shared.skip_convolution import SkipConvolution, kernel_of
+from nystromformer.attention.shared.varlen import attend_to_spans, valid_spans
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from nystromformer.attention.common import at_least_float32, full_precision, refuse_forward_mode, shape_of
 from nystromformer.attention.native import MOST_COLUMNS, pinv, pinv_gradient, runs_native
+from nystromformer.attention.shared.common import at_least_float32, full_precision, refuse_forward_mode, shape_of
 from nystromformer.checks import check_at_least, check_choice
 
 SCALINGS = ("matrix", "batch")

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import (
+from nystromformer.attention.native.library import large_pages
+from nystromformer.attention.shared.common import (
     check_floating,
     check_query_key_value,
     checked_scale,
@@ -28,8 +29,7 @@ from nystromformer.attention.common import (
     refuse_forward_mode,
     shape_of,
 )
-from nystromformer.attention.native.library import large_pages
-from nystromformer.attention.skip_convolution import kernel_of
+from nystromformer.attention.shared.skip_convolution import kernel_of
 from nystromformer.checks import check_at_least
 
 

@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nystromformer.attention.native import MOST_COLUMNS, local_attention, moments, near_attention, runs_native
-from nystromformer.attention.nystrom_local_parts import ChosenBlocks, FarField, HeavyKeys, TokenBlocks, ranked
-from nystromformer.attention.partial_softmax import (
+from nystromformer.attention.nystrom_local.parts import ChosenBlocks, FarField, HeavyKeys, TokenBlocks, ranked
+from nystromformer.attention.shared.partial_softmax import (
     MASKED,
     KeepsLogSumExp,
     attention_with_lse,

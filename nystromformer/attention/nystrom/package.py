@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nystromformer.attention.common import (
+from nystromformer.attention.nystrom.operation import (
+    NystromOptions,
+    landmark_core,
+    masked_softmax,
+    nystrom_attention,
+    nystrom_attention_weights,
+)
+from nystromformer.attention.nystrom.pseudoinverse import iterative_pinv
+from nystromformer.attention.nystrom.varlen import nystrom_attention_varlen
+from nystromformer.attention.shared.common import (
     at_least_float32,
     check_mask,
     check_self_attention,
@@ -26,16 +35,7 @@ from nystromformer.attention.common import (
     softmax_attention,
     zero_masked,
 )
-from nystromformer.attention.nystrom import (
-    NystromOptions,
-    landmark_core,
-    masked_softmax,
-    nystrom_attention,
-    nystrom_attention_weights,
-)
-from nystromformer.attention.nystrom_varlen import nystrom_attention_varlen
-from nystromformer.attention.pseudoinverse import iterative_pinv
-from nystromformer.attention.skip_convolution import SkipConvolution, kernel_of, skip_convolution
+from nystromformer.attention.shared.skip_convolution import SkipConvolution, kernel_of, skip_convolution
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 LONGEST_MATRIX = 4096

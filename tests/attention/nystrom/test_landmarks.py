@@ -8,7 +8,7 @@ from torch.nn.functional import avg_pool2d, scaled_dot_product_attention
 
 from nystromformer import build_attention, nystrom_attention
 from nystromformer.attention import kmeans_landmarks, sampled_softmax_approximation, segment_means
-from nystromformer.attention.landmarks import farthest_tokens, grid_segments, means_over, segments
+from nystromformer.attention.nystrom.landmarks import farthest_tokens, grid_segments, means_over, segments
 from nystromformer.bench.measure import Kernels
 
 

@@ -11,17 +11,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from nystromformer.attention.common import (
-    at_least_float32,
-    check_exact_below,
-    exact_where_short,
-    key_padding_mask,
-    pad_head_dims,
-    softmax_attention,
-    zero_masked,
-)
 from nystromformer.attention.native import Core, fields_attention, ridge_values_kept
-from nystromformer.attention.near_field import (
+from nystromformer.attention.nystrom_local.near_field import (
     NearField,
     SeenInParts,
     SeenInPlace,
@@ -29,7 +20,7 @@ from nystromformer.attention.near_field import (
     choose_blocks,
     sees_in_place,
 )
-from nystromformer.attention.nystrom_local_parts import (
+from nystromformer.attention.nystrom_local.parts import (
     FarField,
     HeavyKeys,
     TokenBlocks,
@@ -40,7 +31,16 @@ from nystromformer.attention.nystrom_local_parts import (
     key_bias,
     token_blocks,
 )
-from nystromformer.attention.partial_softmax import MASKED, attention_with_lse
+from nystromformer.attention.shared.common import (
+    at_least_float32,
+    check_exact_below,
+    exact_where_short,
+    key_padding_mask,
+    pad_head_dims,
+    softmax_attention,
+    zero_masked,
+)
+from nystromformer.attention.shared.partial_softmax import MASKED, attention_with_lse
 from nystromformer.checks import check_at_least, check_number
 
 SMALLEST_RIDGE = 1e-4

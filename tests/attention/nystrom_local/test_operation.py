@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from nystromformer import build_attention, nystrom_attention
-from nystromformer.attention import nystrom_local_attention, partial_softmax
+from nystromformer.attention import nystrom_local_attention
+from nystromformer.attention.shared import partial_softmax
 
 SIZES = {"num_landmarks": 8, "heavy_keys": 2, "block_size": 4, "chosen_blocks": 2, "core_rows": 8}
 """Small enough that a few dozen tokens are approximated."""

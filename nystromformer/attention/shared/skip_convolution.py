@@ -7,7 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nystromformer.attention import native
-from nystromformer.attention.common import at_least_float32, check_floating, check_tokens, refuse_forward_mode, shape_of
+from nystromformer.attention.shared.common import (
+    at_least_float32,
+    check_floating,
+    check_tokens,
+    refuse_forward_mode,
+    shape_of,
+)
 from nystromformer.checks import check_at_least, check_odd
 
 BLOCK = 32

@@ -7,7 +7,7 @@ import pytest
 import torch
 from drawn import draw, random_mask
 
-from nystromformer.attention.nystrom_local_parts import (
+from nystromformer.attention.nystrom_local.parts import (
     SMALLEST_GRAM,
     ChosenBlocks,
     HeavyKeys,

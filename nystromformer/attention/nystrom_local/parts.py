@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nystromformer.attention.common import at_least_float32
-from nystromformer.attention.landmarks import segments_of_ranks
 from nystromformer.attention.native import column_sums, far_means, ridge_values, runs_native
-from nystromformer.attention.partial_softmax import MASKED
+from nystromformer.attention.nystrom.landmarks import segments_of_ranks
+from nystromformer.attention.shared.common import at_least_float32
+from nystromformer.attention.shared.partial_softmax import MASKED
 
 SMALLEST_GRAM = 1e-6
 """Added to the mean diagonal of AᵀA: where core rows put all their weight on near keys, there is nothing to fit."""

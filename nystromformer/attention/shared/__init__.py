@@ -1,0 +1,1 @@
+"""What attentions share: checks, masks and precision, packed sequences, softmax in parts, the skip convolution."""
