@@ -43,7 +43,7 @@ from nystromformer.integrations.probe import Attend, exact_attention, record_cal
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, new_job_folder, read_records, write_config
 from nystromformer.report.table import Table
-from nystromformer.training.finetuning_models import with_positions
+from nystromformer.training.finetuning.models import with_positions
 
 LENGTHS = (128, 256, 512)
 AT_ONCE = 4

@@ -29,9 +29,9 @@ from nystromformer.models.encoder import Dropout
 from nystromformer.models.lra import NystromformerForLongRangeArena
 from nystromformer.records import Recorder, new_job_folder
 from nystromformer.report.table import Table
-from nystromformer.training.callbacks import Curves, Record, ShowProgress
 from nystromformer.training.lra import Legacy, LraCell
-from nystromformer.training.recipes import LRA_RECIPES
+from nystromformer.training.shared.callbacks import Curves, Record, ShowProgress
+from nystromformer.training.shared.recipes import LRA_RECIPES
 from nystromformer.training.trainer import cost
 
 BATCH, WARM_UP = 32, 3

@@ -25,7 +25,7 @@ from nystromformer.files import write_text
 from nystromformer.records import Recorder, new_job_folder
 from nystromformer.report.table import Table
 from nystromformer.training.pretraining import build_model, special_tokens
-from nystromformer.training.recipes import pretraining_recipe
+from nystromformer.training.shared.recipes import pretraining_recipe
 from nystromformer.training.trainer import grouped_order
 
 BATCH, LENGTH = 16, 512

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
         NystromformerForTokenClassification,
         NystromformerModel,
     )
-    from nystromformer.training.distillation_model import distill
+    from nystromformer.training.distillation.model import distill
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ _HOMES = {
     "NystromAttention": "attention",
     "add_skip_convolution": "integrations.skip_convolution",
     "build_attention": "attention",
-    "distill": "training.distillation_model",
+    "distill": "training.distillation.model",
     "nystrom_attention": "attention",
     "nystrom_attention_varlen": "attention",
     "nystrom_attention_weights": "attention",

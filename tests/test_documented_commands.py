@@ -74,7 +74,7 @@ WORK = {
     "lra": "nystromformer.training.sweep.run_sweep",
     "pretrain": "nystromformer.training.pretraining.pretrain",
     "finetune": "nystromformer.training.sweep.run_sweep",
-    "distill": "nystromformer.training.distillation.distill",
+    "distill": "nystromformer.training.distillation.run.distill",
 }
 """Jobs that check all their options before this function does the work."""
 NOT_OURS = ("git clone", "cd ")

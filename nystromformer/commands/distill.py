@@ -54,7 +54,7 @@ def distill(
     """
     given = dict(locals())
     with user_input():
-        from nystromformer.training import distillation
+        from nystromformer.training.distillation import run as distillation
 
         options = distillation.DistillOptions.given(**given | given.pop("common"))
     distillation.distill(options, say=typer.echo)

@@ -74,7 +74,7 @@ def finetune(
     """
     given = dict(locals())
     with user_input():
-        from nystromformer.training.finetuning import FinetuningSweep
+        from nystromformer.training.finetuning.sweep import FinetuningSweep
         from nystromformer.training.sweep import run_sweep
 
         sweep = FinetuningSweep.given(**given | given.pop("common"))

@@ -23,7 +23,7 @@ from nystromformer.bench.measure import interleaved_times
 from nystromformer.commands.attention_map import load
 from nystromformer.errors import UserError
 from nystromformer.records import Recorder
-from nystromformer.training.finetuning_models import with_positions
+from nystromformer.training.finetuning.models import with_positions
 
 ATTENTION = "nystrom-local-64"
 CHOSEN_BLOCKS = 3

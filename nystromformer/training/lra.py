@@ -23,11 +23,11 @@ from nystromformer.models.lra import LongRangeArenaConfig, NystromformerForLongR
 from nystromformer.progress import count_bar
 from nystromformer.report.table import Table
 from nystromformer.report.tables import lra_tables
-from nystromformer.training.arguments import on_cpu, processes
-from nystromformer.training.callbacks import Clock, metric_function
-from nystromformer.training.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.run import check_folder
 from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, SelfPretrainingRecipe
+from nystromformer.training.shared.arguments import on_cpu, processes
+from nystromformer.training.shared.callbacks import Clock, metric_function
+from nystromformer.training.shared.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer, cost
 

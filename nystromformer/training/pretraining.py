@@ -29,10 +29,10 @@ from nystromformer.progress import share_bar
 from nystromformer.records import Recorder, read_config, read_records
 from nystromformer.report.figures import draw_pretraining, pretraining_runs
 from nystromformer.training import SAVE_SECONDS, SIZES
-from nystromformer.training.arguments import CorpusOptions, Run, processes
-from nystromformer.training.callbacks import Clock, callbacks_of
-from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.run import check_folder, run_to_end
+from nystromformer.training.shared.arguments import CorpusOptions, Run, processes
+from nystromformer.training.shared.callbacks import Clock, callbacks_of
+from nystromformer.training.shared.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.trainer import ExactTrainer, Keys, LongestFirst
 
 TOKENIZER = "tokenizer"

@@ -37,7 +37,7 @@ from nystromformer.records import (
     result_in,
     write_config,
 )
-from nystromformer.training.interrupts import interrupts, shortage_told
+from nystromformer.training.shared.interrupts import interrupts, shortage_told
 
 MODEL = "model"
 """The subfolder with the model of a finished run."""

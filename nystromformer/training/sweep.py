@@ -19,11 +19,11 @@ from nystromformer.files import write_text
 from nystromformer.records import RECORDS, Recorder, read_records
 from nystromformer.report.table import Table, print_tables, tables_markdown
 from nystromformer.training import SAVE_SECONDS
-from nystromformer.training.arguments import Run, TrainingOptions
-from nystromformer.training.callbacks import Curves, Record, ShowProgress
-from nystromformer.training.packing import packed_order
-from nystromformer.training.recipes import ScoredRecipe
 from nystromformer.training.run import check_folder, finished, run_to_end
+from nystromformer.training.shared.arguments import Run, TrainingOptions
+from nystromformer.training.shared.callbacks import Curves, Record, ShowProgress
+from nystromformer.training.shared.packing import packed_order
+from nystromformer.training.shared.recipes import ScoredRecipe
 from nystromformer.training.trainer import ExactTrainer, examples_seen
 
 TABLE = "table.md"

@@ -18,9 +18,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from nystromformer.errors import UserError
 from nystromformer.files import UNFINISHED, install, seal
-from nystromformer.training.callbacks import Clock
-from nystromformer.training.interrupts import leave_to_their_parent
-from nystromformer.training.packing import PackedBatches, PackedOrder, packed_order
 from nystromformer.training.run import (
     TRAINER_STATE,
     checkpoint_folder,
@@ -32,6 +29,9 @@ from nystromformer.training.run import (
     set_generators,
     steps_saved,
 )
+from nystromformer.training.shared.callbacks import Clock
+from nystromformer.training.shared.interrupts import leave_to_their_parent
+from nystromformer.training.shared.packing import PackedBatches, PackedOrder, packed_order
 
 STATE = "training_state.safetensors"
 """Optimizer, schedule and gradient scaler."""

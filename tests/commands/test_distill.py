@@ -24,9 +24,9 @@ from nystromformer.cli import main
 from nystromformer.files import damage_of
 from nystromformer.models import NystromformerConfig, NystromformerModel
 from nystromformer.records import read_records
-from nystromformer.training.distillation_trainer import Stages
-from nystromformer.training.fidelity import Candidate
-from nystromformer.training.finetuning_models import Source, load_classifier
+from nystromformer.training.distillation.fidelity import Candidate
+from nystromformer.training.distillation.trainer import Stages
+from nystromformer.training.finetuning.models import Source, load_classifier
 
 POOLING = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 MODULES = [
@@ -150,7 +150,7 @@ def test_a_budget_chooses_layers_and_a_saved_model_keeps_them(command, tmp_path,
         return [{n: Candidate(n, *each) for n, each in zip(names, layer, strict=True)} for layer in figures]
 
     with monkeypatch.context() as patch:
-        patch.setattr("nystromformer.training.distillation.measure_sensitivity", measured)
+        patch.setattr("nystromformer.training.distillation.run.measure_sensitivity", measured)
         assert main(command("--budget", "error=0.2", "--stages", "layers", "--steps", "2")) == 0
     config = AutoModel.from_pretrained(tmp_path / "run" / "model").config
     assert config.attention_layers == ["nystrom-local-8", "standard"]

@@ -18,7 +18,7 @@ from nystromformer.data.glue import TASKS
 from nystromformer.records import read_records
 from nystromformer.report.table import tables_markdown
 from nystromformer.report.tables import best_results, finetune_tables
-from nystromformer.training.recipes import SEARCH_BATCH_SIZES, SEARCH_LEARNING_RATES
+from nystromformer.training.shared.recipes import SEARCH_BATCH_SIZES, SEARCH_LEARNING_RATES
 
 
 @pytest.fixture(autouse=True)
@@ -161,8 +161,8 @@ def test_positions_are_tiled_for_long_documents(bert, data, tmp_path, attention)
 def test_the_search_takes_the_best_on_the_development_part(bert, data, tmp_path, monkeypatch):
     assert SEARCH_BATCH_SIZES == (8, 16, 32), "the paper's"
     assert SEARCH_LEARNING_RATES == (2e-5, 3e-5, 4e-5, 5e-5)
-    monkeypatch.setattr("nystromformer.training.finetuning.SEARCH_BATCH_SIZES", (4, 8))
-    monkeypatch.setattr("nystromformer.training.finetuning.SEARCH_LEARNING_RATES", (2e-5, 5e-5))
+    monkeypatch.setattr("nystromformer.training.finetuning.sweep.SEARCH_BATCH_SIZES", (4, 8))
+    monkeypatch.setattr("nystromformer.training.finetuning.sweep.SEARCH_LEARNING_RATES", (2e-5, 5e-5))
     assert smoke("mrpc", bert, data, tmp_path, "--search", "--steps", 1) == 0
     found = scores_of(tmp_path)
     assert {(r["config"]["batch_size"], r["config"]["learning_rate"]) for r in found} == {
@@ -219,7 +219,7 @@ def test_a_run_killed_after_it_stopped_early_takes_no_further_step(bert, data, t
 
     options = ("--steps", 14, "--learning-rate", 1e-3, "--patience", 1)
     with monkeypatch.context() as patch:
-        patch.setattr("nystromformer.training.finetuning.score_parts", killed)
+        patch.setattr("nystromformer.training.finetuning.sweep.score_parts", killed)
         with pytest.raises(Killed):
             smoke("sst2", bert, data, tmp_path, *options)
     last = max(int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*"))

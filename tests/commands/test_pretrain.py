@@ -17,7 +17,7 @@ from nystromformer import NystromformerForPreTraining
 from nystromformer.cli import main
 from nystromformer.records import read_records
 from nystromformer.report.figures import pretraining_runs
-from nystromformer.training.callbacks import Clock
+from nystromformer.training.shared.callbacks import Clock
 
 
 @pytest.fixture(autouse=True)

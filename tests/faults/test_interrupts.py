@@ -94,7 +94,7 @@ def test_a_checkpoint_is_written_by_the_clock(data, whole, tmp_path, monkeypatch
 
     monkeypatch.setattr(ExactTrainer, "_save_checkpoint", noted)
     clock = SimpleNamespace(monotonic=itertools.count(step=60).__next__)
-    monkeypatch.setattr("nystromformer.training.interrupts.time", clock)  # each look at it is a minute later
+    monkeypatch.setattr("nystromformer.training.shared.interrupts.time", clock)  # each look at it is a minute later
     assert main(arguments(data, out, "--save-seconds", "50")) == 0
     assert saved == list(range(1, 11))
     assert found(out) == whole

@@ -38,8 +38,8 @@ SLOW_IMPORTS = (
     "torch.utils.tensorboard",
     "transformers.models.bert.modeling_bert",
     "nystromformer.report.figures",
-    "nystromformer.training.distillation",
-    "nystromformer.training.finetuning",
+    "nystromformer.training.distillation.run",
+    "nystromformer.training.finetuning.sweep",
     "nystromformer.training.lra",
     "nystromformer.training.pretraining",
 )

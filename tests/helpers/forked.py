@@ -22,7 +22,7 @@ SERVER.set_forkserver_preload(
         "transformers.models.bert.modeling_bert",
         "nystromformer.cli",
         "nystromformer.distributed.encoder",
-        "nystromformer.training.finetuning",
+        "nystromformer.training.finetuning.sweep",
         "nystromformer.training.lra",
         "nystromformer.training.pretraining",
     ]

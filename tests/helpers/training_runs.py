@@ -10,8 +10,8 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from nystromformer.data.lra import as_is
 from nystromformer.data.lra.examples import Examples, Sequences
 from nystromformer.models.lra import NystromformerForLongRangeArena, lra_config
-from nystromformer.training.callbacks import metric_function
 from nystromformer.training.run import train
+from nystromformer.training.shared.callbacks import metric_function
 from nystromformer.training.trainer import ExactTrainer
 
 

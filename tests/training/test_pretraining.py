@@ -16,10 +16,10 @@ from nystromformer.data.tokenizers import load_tokenizer
 from nystromformer.models import NystromformerForPreTraining
 from nystromformer.records import read_records
 from nystromformer.training import SIZES
-from nystromformer.training.callbacks import Clock
 from nystromformer.training.pretraining import Pretraining, build_model, run_pretraining, special_tokens
-from nystromformer.training.recipes import PretrainingRecipe, pretraining_recipe
 from nystromformer.training.run import last_checkpoint
+from nystromformer.training.shared.callbacks import Clock
+from nystromformer.training.shared.recipes import PretrainingRecipe, pretraining_recipe
 
 RECIPE = pretraining_recipe("smoke").changed(
     steps=14, batch_size=8, micro_batch=4, save_every=3, eval_every=5, max_length=32

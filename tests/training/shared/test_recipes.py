@@ -4,7 +4,7 @@ import pytest
 
 from nystromformer.data.lra import TASKS
 from nystromformer.training import LRA_PRESETS, PRESETS
-from nystromformer.training.recipes import (
+from nystromformer.training.shared.recipes import (
     FINETUNING_RECIPES,
     LRA_RECIPES,
     PRETRAINING_RECIPES,

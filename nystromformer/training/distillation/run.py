@@ -30,17 +30,7 @@ from nystromformer.records import Recorder, read_records
 from nystromformer.report.figures import draw_distillation
 from nystromformer.report.table import print_tables, tables_markdown
 from nystromformer.report.tables import closeness_table, distillation_tables
-from nystromformer.training.arguments import CorpusOptions, Run
-from nystromformer.training.callbacks import callbacks_of
-from nystromformer.training.distillation_model import STAGES, Distillation
-from nystromformer.training.distillation_trainer import (
-    CoreClock,
-    DistillationTrainer,
-    model_card,
-    pooling_of,
-    sentence_modules,
-)
-from nystromformer.training.fidelity import (
+from nystromformer.training.distillation.fidelity import (
     HELD_OUT,
     Budget,
     Candidate,
@@ -51,9 +41,19 @@ from nystromformer.training.fidelity import (
     judge,
     measure_sensitivity,
 )
-from nystromformer.training.finetuning_models import ATTENTION_DROPOUTS, Source, with_positions
-from nystromformer.training.recipes import DISTILLATION_RECIPES, DistillationRecipe
+from nystromformer.training.distillation.model import STAGES, Distillation
+from nystromformer.training.distillation.trainer import (
+    CoreClock,
+    DistillationTrainer,
+    model_card,
+    pooling_of,
+    sentence_modules,
+)
+from nystromformer.training.finetuning.models import ATTENTION_DROPOUTS, Source, with_positions
 from nystromformer.training.run import check_folder, run_to_end
+from nystromformer.training.shared.arguments import CorpusOptions, Run
+from nystromformer.training.shared.callbacks import callbacks_of
+from nystromformer.training.shared.recipes import DISTILLATION_RECIPES, DistillationRecipe
 from nystromformer.training.sweep import TABLE
 
 SENSITIVITY = "sensitivity.json"

@@ -22,7 +22,7 @@ from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_
 from nystromformer.integrations.offered import OFFERED
 from nystromformer.integrations.probe import record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar
-from nystromformer.training.distillation_model import Distillation, embedding, hidden_states, token_mask_of
+from nystromformer.training.distillation.model import Distillation, embedding, hidden_states, token_mask_of
 
 REPEATS = 3
 """Timings of each attention in a layer, of which the least counts."""

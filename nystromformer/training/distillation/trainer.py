@@ -17,9 +17,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import cached_file
 
 from nystromformer.report.table import Table
-from nystromformer.training.callbacks import Clock
-from nystromformer.training.distillation_model import LAYERS, MODEL, Distillation, stage_rates, stage_scheduler
-from nystromformer.training.fidelity import closeness, read_texts
+from nystromformer.training.distillation.fidelity import closeness, read_texts
+from nystromformer.training.distillation.model import LAYERS, MODEL, Distillation, stage_rates, stage_scheduler
+from nystromformer.training.shared.callbacks import Clock
 from nystromformer.training.trainer import ExactTrainer
 
 MODULES = "modules.json"

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from nystromformer.data.corpus.windows import Windows
-from nystromformer.training.fidelity import (
+from nystromformer.training.distillation.fidelity import (
     Budget,
     Candidate,
     choose,

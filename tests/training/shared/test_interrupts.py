@@ -7,7 +7,7 @@ import pytest
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, _utils
 
-from nystromformer.training.interrupts import SIGNALS, interrupts, leave_to_their_parent
+from nystromformer.training.shared.interrupts import SIGNALS, interrupts, leave_to_their_parent
 
 
 def signal_all(number: int) -> None:

@@ -15,10 +15,10 @@ from nystromformer.data.glue import Texts
 from nystromformer.models.conversion import convert_model
 from nystromformer.report.table import tables_markdown
 from nystromformer.report.tables import best_results, finetune_tables
-from nystromformer.training.callbacks import scores
-from nystromformer.training.finetuning import predictions
-from nystromformer.training.finetuning_data import tokenize
-from nystromformer.training.finetuning_models import Source, load_classifier
+from nystromformer.training.finetuning.data import tokenize
+from nystromformer.training.finetuning.models import Source, load_classifier
+from nystromformer.training.finetuning.sweep import predictions
+from nystromformer.training.shared.callbacks import scores
 from nystromformer.training.trainer import LongestFirst
 
 LABELS = ("0", "1")

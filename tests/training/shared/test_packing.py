@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from training_runs import TRAIN, Killed, make_trainer
 
 from nystromformer.data.lra.examples import Examples, Sequences
-from nystromformer.training.packing import PackedBatches, PackedOrder, packed_batches
 from nystromformer.training.run import train
+from nystromformer.training.shared.packing import PackedBatches, PackedOrder, packed_batches
 
 TOKENS = np.random.default_rng(0).integers(1, 200, 1_000)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from nystromformer.attention.shared.varlen import lengths_to_offsets
 from nystromformer.data.glue import Texts, TextSplits
 from nystromformer.progress import count_bar
-from nystromformer.training.recipes import FinetuningRecipe
+from nystromformer.training.shared.recipes import FinetuningRecipe
 
 CHUNK = 1_000
 """Texts that are tokenized at once."""

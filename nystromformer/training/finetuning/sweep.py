@@ -18,16 +18,16 @@ from nystromformer.files import write_text
 from nystromformer.integrations import register
 from nystromformer.report.table import Table
 from nystromformer.report.tables import SCORES, finetune_tables
-from nystromformer.training.callbacks import metric_function, scores
-from nystromformer.training.finetuning_data import FinetuningData, TokenizedTexts, limited
-from nystromformer.training.finetuning_models import Source, check_attention, load_classifier
-from nystromformer.training.recipes import (
+from nystromformer.training.finetuning.data import FinetuningData, TokenizedTexts, limited
+from nystromformer.training.finetuning.models import Source, check_attention, load_classifier
+from nystromformer.training.run import last_checkpoint, trainer_state
+from nystromformer.training.shared.callbacks import metric_function, scores
+from nystromformer.training.shared.recipes import (
     FINETUNING_RECIPES,
     SEARCH_BATCH_SIZES,
     SEARCH_LEARNING_RATES,
     FinetuningRecipe,
 )
-from nystromformer.training.run import last_checkpoint, trainer_state
 from nystromformer.training.sweep import Cell, Sweep
 from nystromformer.training.trainer import ExactTrainer, LongestFirst
 

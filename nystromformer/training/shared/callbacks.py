@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from nystromformer.progress import Bar, duration
 from nystromformer.records import Recorder
-from nystromformer.training.interrupts import check_room_for_a_thread
+from nystromformer.training.shared.interrupts import check_room_for_a_thread
 
 DETAILS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 """What an evaluation tells of itself, not of the model."""

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel
 
 import nystromformer
 from nystromformer.integrations.layer_attentions import set_layers
-from nystromformer.training.distillation_model import LAYERS, MODEL, Distillation, distill, hidden_states
+from nystromformer.training.distillation.model import LAYERS, MODEL, Distillation, distill, hidden_states
 
 OPTIONS = {"exact_below": None}
 

@@ -12,7 +12,7 @@ from nystromformer.data.lra import Task
 from nystromformer.data.lra.listops import ListOpsOptions
 from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.training import PRESETS, SIZES
-from nystromformer.training.packing import steps_per_epoch
+from nystromformer.training.shared.packing import steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from nystromformer.checks import did_you_mean
 from nystromformer.data.corpus.text import Reading, corpus_files
 from nystromformer.training import DEVICES, DTYPES
-from nystromformer.training.recipes import Recipe
+from nystromformer.training.shared.recipes import Recipe
 
 LARGEST = 10**12
 """No field has a use for larger numbers."""

@@ -1,0 +1,1 @@
+"""Fine-tuning: the sweep, its models, its data."""

@@ -1,0 +1,1 @@
+"""What all trainings share: recipes, arguments, callbacks, packed batches, and what ends a run early."""
