@@ -38,7 +38,7 @@ from nystromformer.attention import (
 from nystromformer.attention.nystrom_local.operation import NystromLocalOptions
 from nystromformer.attention.performer import draw_projection
 from nystromformer.files import write_text
-from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.hf.attention_interface import AttentionCall
 from nystromformer.integrations.probe import Attend, exact_attention, record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, new_job_folder, read_records, write_config

@@ -47,7 +47,7 @@ from nystromformer.attention.nystrom_local.core import NystromLocalOptions
 from nystromformer.attention.nystrom_local.near_field import choose_blocks
 from nystromformer.attention.nystrom_local.parts import core_places, find_heavy_keys, token_blocks
 from nystromformer.files import write_text
-from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.hf.attention_interface import AttentionCall
 from nystromformer.integrations.probe import exact_attention, record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder

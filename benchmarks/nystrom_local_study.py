@@ -38,7 +38,7 @@ from nystromformer.attention.nystrom_local.operation import NystromLocalOptions
 from nystromformer.bench.cases import Case, make_inputs
 from nystromformer.bench.measure import interleaved_times
 from nystromformer.files import write_text
-from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.hf.attention_interface import AttentionCall
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder
 from nystromformer.report.table import Table

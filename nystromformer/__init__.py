@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
         nystrom_local_attention_varlen,
     )
     from nystromformer.integrations import register
+    from nystromformer.integrations.hf.skip_convolution import add_skip_convolution
     from nystromformer.integrations.replace import replace_attention, restore_attention
     from nystromformer.integrations.sdpa import use_attention
-    from nystromformer.integrations.skip_convolution import add_skip_convolution
     from nystromformer.models import (
         NystromformerConfig,
         NystromformerForMaskedLM,
@@ -59,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "NystromAttention": "attention",
-    "add_skip_convolution": "integrations.skip_convolution",
+    "add_skip_convolution": "integrations.hf.skip_convolution",
     "build_attention": "attention",
     "distill": "training.distillation.model",
     "nystrom_attention": "attention",

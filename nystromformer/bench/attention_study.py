@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from nystromformer.files import write_bytes, write_text
-from nystromformer.integrations.attention_interface import AttentionCall
+from nystromformer.integrations.hf.attention_interface import AttentionCall
 from nystromformer.integrations.probe import approximate_map, exact_map, head_errors, record_calls
 from nystromformer.progress import steps_bar
 from nystromformer.records import Recorder, write_config

@@ -34,9 +34,9 @@ def register() -> None:
         raise ImportError(f"register needs transformers: {install_hint('models')}.") from error
 
     from nystromformer import models
-    from nystromformer.integrations.adapters import remember_in_adapters
-    from nystromformer.integrations.attention_interface import register_attention
-    from nystromformer.integrations.guarded_models import guard_models
+    from nystromformer.integrations.hf.adapters import remember_in_adapters
+    from nystromformer.integrations.hf.attention_interface import register_attention
+    from nystromformer.integrations.hf.guarded_models import guard_models
 
     # Transformers has a model of its own under this name: exist_ok replaces it in this process
     config = models.NystromformerConfig

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from nystromformer.integrations.attention_interface import (
+from nystromformer.integrations.hf.attention_interface import (
     AttentionCall,
     attention_of,
     exact_attention,
     read_call,
     with_convolution,
 )
-from nystromformer.integrations.guarded_models import refuse
-from nystromformer.integrations.hf_masks import padding_mask
-from nystromformer.integrations.hf_modules import interface_modules
+from nystromformer.integrations.hf.guarded_models import refuse
+from nystromformer.integrations.hf.masks import padding_mask
+from nystromformer.integrations.hf.modules import interface_modules
+from nystromformer.integrations.hf.skip_convolution import convolution_kernel
 from nystromformer.integrations.offered import Choice, attention_map, chosen
-from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.models.encoder import NystromformerSelfAttention
 from nystromformer.models.model import NystromformerPreTrainedModel
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from nystromformer.attention import Attention
 from nystromformer.checks import did_you_mean
-from nystromformer.integrations.adapters import remember_in_adapters
-from nystromformer.integrations.hf_modules import (
+from nystromformer.integrations.hf.adapters import remember_in_adapters
+from nystromformer.integrations.hf.modules import (
     calls_function,
     calls_interface,
     has_attention,
@@ -205,7 +205,7 @@ def _view_configs(module: nn.Module, replaced: set[nn.Module], choice: Choice) -
     hold none but replaced ones, since masks are made there. The original, which others may share, is left alone."""
     if not replaced:
         return
-    from nystromformer.integrations.attention_interface import register_attention
+    from nystromformer.integrations.hf.attention_interface import register_attention
 
     register_attention()
     models = {

@@ -20,7 +20,7 @@ from nystromformer import (
     add_skip_convolution,
     replace_attention,
 )
-from nystromformer.integrations.adapters import FIELD
+from nystromformer.integrations.hf.adapters import FIELD
 
 nystromformer.register()  # after PEFT was imported
 

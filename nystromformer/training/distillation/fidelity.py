@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, TrainingArguments
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import parse_whole_numbers
 from nystromformer.data.corpus.windows import Windows
-from nystromformer.integrations.attention_interface import AttentionCall, attention_of
-from nystromformer.integrations.hf_modules import interface_modules
-from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_choice
+from nystromformer.integrations.hf.attention_interface import AttentionCall, attention_of
+from nystromformer.integrations.hf.layer_attentions import EXACT, is_listed, layer_choice
+from nystromformer.integrations.hf.modules import interface_modules
 from nystromformer.integrations.offered import OFFERED
 from nystromformer.integrations.probe import record_calls, relative_error, swap_attention
 from nystromformer.progress import steps_bar

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from nystromformer.attention import SkipConvolution
 from nystromformer.checks import check_choice
-from nystromformer.integrations.attention_interface import FUNCTIONS, exact_attention
-from nystromformer.integrations.hf_modules import calls_interface, has_attention, interface_modules
-from nystromformer.integrations.layer_attentions import is_exact_layer
+from nystromformer.integrations.hf.attention_interface import FUNCTIONS, exact_attention
+from nystromformer.integrations.hf.layer_attentions import is_exact_layer
+from nystromformer.integrations.hf.modules import calls_interface, has_attention, interface_modules
 from nystromformer.integrations.offered import replacement_of
 from nystromformer.integrations.probe import swap_attention
 from nystromformer.integrations.replace import attentions_of

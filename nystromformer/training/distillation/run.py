@@ -18,11 +18,11 @@ from nystromformer.data.lra import as_is
 from nystromformer.errors import user_input
 from nystromformer.files import read_object, write_text
 from nystromformer.integrations import register
-from nystromformer.integrations.guarded_models import refuse
-from nystromformer.integrations.hf_modules import interface_modules
-from nystromformer.integrations.layer_attentions import EXACT, is_listed, layer_choice, set_layers
+from nystromformer.integrations.hf.guarded_models import refuse
+from nystromformer.integrations.hf.layer_attentions import EXACT, is_listed, layer_choice, set_layers
+from nystromformer.integrations.hf.modules import interface_modules
+from nystromformer.integrations.hf.skip_convolution import add_skip_convolution
 from nystromformer.integrations.offered import EXACT_BELOW, OPTIONS, chosen
-from nystromformer.integrations.skip_convolution import add_skip_convolution
 from nystromformer.models.loading import load_checkpoint, refuse_lacking, wrong_keys
 from nystromformer.models.model import quiet_transformers
 from nystromformer.progress import share_bar, steps_bar

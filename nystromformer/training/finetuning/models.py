@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from nystromformer.attention.nystrom.core import NystromOptions
 from nystromformer.attention.registry import ATTENTIONS, parse_attention_name
 from nystromformer.checks import check_odd
-from nystromformer.integrations.attention_interface import stated_options
-from nystromformer.integrations.guarded_models import REMEMBERED
-from nystromformer.integrations.layer_attentions import EXACT, listed
+from nystromformer.integrations.hf.attention_interface import stated_options
+from nystromformer.integrations.hf.guarded_models import REMEMBERED
+from nystromformer.integrations.hf.layer_attentions import EXACT, listed
+from nystromformer.integrations.hf.skip_convolution import ATTRIBUTE as CONVOLUTION
+from nystromformer.integrations.hf.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.integrations.offered import OFFERED, OPTIONS, chosen
-from nystromformer.integrations.skip_convolution import ATTRIBUTE as CONVOLUTION
-from nystromformer.integrations.skip_convolution import FIELD, add_skip_convolution
 from nystromformer.models import NystromformerConfig
 from nystromformer.models.conversion import POSITIONS, convert_model, convert_own
 from nystromformer.models.conversion_layouts import LAYOUTS, kind_of, layout_of

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import nystromformer
-from nystromformer.integrations.layer_attentions import set_layers
+from nystromformer.integrations.hf.layer_attentions import set_layers
 from nystromformer.training.distillation.model import LAYERS, MODEL, Distillation, distill, hidden_states
 
 OPTIONS = {"exact_below": None}

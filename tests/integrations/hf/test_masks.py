@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from nystromformer.integrations.hf_masks import WindowMask, padding_mask, window_radius
+from nystromformer.integrations.hf.masks import WindowMask, padding_mask, window_radius
 
 
 def test_windows_are_read_from_the_mask_functions_of_transformers():

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from nystromformer.integrations.adapters import note_attentions, remember_in_adapters, warn_of_other_attention
-from nystromformer.integrations.attention_interface import CALLED, FUNCTIONS, check_configuration
-from nystromformer.integrations.hf_masks import REMEDY
-from nystromformer.integrations.hf_modules import has_attention, interface_modules, own_attention_classes
-from nystromformer.integrations.layer_attentions import assign_layers
-from nystromformer.integrations.skip_convolution import AddedSkipConvolution, attach_recorded
+from nystromformer.integrations.hf.adapters import note_attentions, remember_in_adapters, warn_of_other_attention
+from nystromformer.integrations.hf.attention_interface import CALLED, FUNCTIONS, check_configuration
+from nystromformer.integrations.hf.layer_attentions import assign_layers
+from nystromformer.integrations.hf.masks import REMEDY
+from nystromformer.integrations.hf.modules import has_attention, interface_modules, own_attention_classes
+from nystromformer.integrations.hf.skip_convolution import AddedSkipConvolution, attach_recorded
 from nystromformer.models.flattened import restarts
 
 WATCH = "_nystromformer_watch"

@@ -16,9 +16,10 @@ from nystromformer.attention.longformer import longformer_attention
 from nystromformer.attention.shared.common import all_valid, zero_masked
 from nystromformer.attention.shared.varlen import as_batch, as_rows, each_alone, packed_input
 from nystromformer.attention.standard import standard_attention
-from nystromformer.integrations.hf_masks import REMEDY, WindowMask, padding_mask
-from nystromformer.integrations.hf_modules import is_causal_module, is_cross_attention, is_surely_self_attention
-from nystromformer.integrations.layer_attentions import assigned_attention, check_layers, layer_choice, listed
+from nystromformer.integrations.hf.layer_attentions import assigned_attention, check_layers, layer_choice, listed
+from nystromformer.integrations.hf.masks import REMEDY, WindowMask, padding_mask
+from nystromformer.integrations.hf.modules import is_causal_module, is_cross_attention, is_surely_self_attention
+from nystromformer.integrations.hf.skip_convolution import convolution_kernel
 from nystromformer.integrations.offered import (
     OFFERED,
     Choice,
@@ -29,7 +30,6 @@ from nystromformer.integrations.offered import (
     replacement_of,
     token_mask,
 )
-from nystromformer.integrations.skip_convolution import convolution_kernel
 from nystromformer.models.flattened import Borders, flattened
 
 OPTIONS_FIELD = "attention_options"

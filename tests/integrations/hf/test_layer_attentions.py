@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModel, BertConfig, BertForSequenceClassification, BertModel
 
 import nystromformer
-from nystromformer.integrations.hf_modules import interface_modules
-from nystromformer.integrations.layer_attentions import set_layers
+from nystromformer.integrations.hf.layer_attentions import set_layers
+from nystromformer.integrations.hf.modules import interface_modules
 
 NAMES = ["standard", "nystrom-8", "nystrom-local-8"]
 OPTIONS = {"exact_below": None, "block_size": 4}

@@ -6,8 +6,8 @@ from transformers import initialization as init
 
 from nystromformer.attention import SkipConvolution
 from nystromformer.checks import check_odd
-from nystromformer.integrations.hf_modules import interface_modules, number_of_heads
-from nystromformer.integrations.layer_attentions import is_exact_layer, is_listed
+from nystromformer.integrations.hf.layer_attentions import is_exact_layer, is_listed
+from nystromformer.integrations.hf.modules import interface_modules, number_of_heads
 from nystromformer.integrations.offered import OFFERED
 
 ATTRIBUTE = "skip_convolution"

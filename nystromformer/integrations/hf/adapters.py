@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from nystromformer.integrations.hf_modules import interface_modules
+from nystromformer.integrations.hf.modules import interface_modules
 from nystromformer.integrations.offered import Choice, replacement_of
 
 FIELD = "trained_with_attention"
@@ -47,7 +47,7 @@ def remember_in_adapters() -> None:
 
 def attentions_in(model: nn.Module) -> list[dict[str, Any]]:
     """The attentions of ours that a model was given, with their options and the number of modules that have them."""
-    from nystromformer.integrations.attention_interface import FUNCTIONS, configured_choice
+    from nystromformer.integrations.hf.attention_interface import FUNCTIONS, configured_choice
 
     counts: dict[str, int] = {}
     called = set(interface_modules(model))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from nystromformer.attention.registry import parse_attention_name
 from nystromformer.attention.standard import StandardAttention
-from nystromformer.integrations.hf_modules import interface_modules, is_causal_module, is_cross_attention
+from nystromformer.integrations.hf.modules import interface_modules, is_causal_module, is_cross_attention
 from nystromformer.integrations.offered import OFFERED, OPTIONS, Choice, chosen
 
 FIELD = "attention_layers"

@@ -7,7 +7,7 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
 from nystromformer import add_skip_convolution
 from nystromformer.attention import skip_convolution
-from nystromformer.integrations import attention_interface
+from nystromformer.integrations.hf import attention_interface
 
 
 def convolutions(model):

@@ -26,8 +26,8 @@ from transformers import (
 
 import nystromformer
 from nystromformer.attention import nystrom_local_attention
-from nystromformer.integrations import attention_interface
-from nystromformer.integrations.attention_interface import FUNCTIONS
+from nystromformer.integrations.hf import attention_interface
+from nystromformer.integrations.hf.attention_interface import FUNCTIONS
 from nystromformer.integrations.offered import EXACT_BELOW, OPTIONS
 from nystromformer.integrations.probe import record_calls
 
