@@ -20,6 +20,7 @@ from nystromformer.attention.native import (
     skip_kernel_gradient,
     thin_attention,
 )
+from nystromformer.attention.nystrom.pseudoinverse import iterative_pinv
 
 pytestmark = pytest.mark.skipif(native.instructions().startswith("none"), reason=native.instructions())
 SIZES = [(100, 7, 5, 3), (7, 100, 3, 5), (1, 1, 1, 1), (49, 130, 20, 40), (2100, 33, 64, 64), (33, 2100, 64, 64)]
@@ -67,21 +68,33 @@ def test_scattered_and_repeated_inputs_are_read_as_they_are(machine_code):
     torch.testing.assert_close(one_key, value.mean(2, keepdim=True).expand_as(one_key))
 
 
+@pytest.mark.parametrize("iterations", [4, 9], ids=["as symmetric", "as any"])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 33), (1, 1, 5), (2, 64, 64)], ids=str)
-def test_pseudoinverses_and_gradients_are_those_of_the_steps(machine_code, shape):
+def test_pseudoinverses_and_gradients_are_those_of_the_steps(machine_code, shape, iterations):
     A = torch.softmax(3 * draw(*shape), -1).requires_grad_()
     norms, grad = draw(shape[0], seed=1).abs() + 2, draw(shape[0], shape[2], shape[1], seed=2)
     first = Z = (A.mT / norms[:, None, None]).detach().requires_grad_()
-    for _ in range(4):
+    for _ in range(iterations):
         Y = A @ Z
         Z = 0.25 * (13 * Z - Z @ (15 * Y - Y @ (7 * Y - Y @ Y)))
-    ours, steps = pinv(A.detach(), norms, 4, True)
+    ours, steps = pinv(A.detach(), norms, iterations, True)
     torch.testing.assert_close(ours, Z)
-    torch.testing.assert_close(pinv(A.detach(), norms, 4, False)[0], ours, rtol=0, atol=0)
+    torch.testing.assert_close(pinv(A.detach(), norms, iterations, False)[0], ours, rtol=0, atol=0)
     grad_A, grad_first = torch.autograd.grad(Z, (A, first), grad)
     found, dots = pinv_gradient(grad, A.detach(), norms, *steps)
     torch.testing.assert_close(found, grad_A + grad_first.mT / norms[:, None, None])
     torch.testing.assert_close(dots, (grad_first.mT * A).sum((1, 2)))
+
+
+@pytest.mark.parametrize("spread", [0.1, 1, 10])
+def test_six_steps_in_float32_are_exact_to_five_digits(machine_code, spread):
+    A = torch.softmax(spread * draw(24, 64, 64), -1)
+    norms = A.sum(1).amax(1)
+    ours = pinv(A.float(), norms.float(), 6, False)[0]
+    with native.without_native():
+        exact = iterative_pinv(A)
+    error = torch.linalg.matrix_norm(ours - exact) / torch.linalg.matrix_norm(exact)
+    assert error.max() < 1e-5
 
 
 def results(name, threads, dtype=torch.float32, mask=None, batch=2):
@@ -145,7 +158,11 @@ def test_a_wrong_number_stays_where_it_belongs():
     assert out[0, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("sizes", [(700, 16, 16, 32, 9), (133, 5, 7, 20, 3), (300, 16, 8, 40, 1)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(700, 16, 16, 32, 9), (133, 5, 7, 20, 3), (300, 16, 8, 40, 1), (2500, 8, 16, 9, 3), (4200, 8, 8, 7, 5)],
+    ids=str,  # the last but one is divided among items of work forward alone, the last one both ways
+)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(machine_code, dtype, sizes):
     n, d, e, m, taps = sizes

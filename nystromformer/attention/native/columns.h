@@ -3,9 +3,11 @@
    The logits of some keys are a product (keys × queries), and each query's softmax goes down a column with a running
    maximum. So keys and values are read as they lie, and only the queries are ever transposed. */
 
+enum { KEYS_ADD = 1, QUERIES_ADD = 2 }; /* those of keys and values; those of queries */
+
 typedef struct {
     int64_t threads, G, C, n, s, d, e, overlap;
-    int64_t adds;                 /* backward: whether gradients of keys and values are added to what is there */
+    int64_t adds;                 /* backward: whether gradients are added to what is there, KEYS_ADD and QUERIES_ADD */
     view query, key, value, bias; /* bias (g, c, s) or none */
     view out, lse;                /* lse (g, c, n) */
     view grad, grad_lse, grad_query, grad_key, grad_value; /* backward; grad_lse (g, c, n) or none */
@@ -19,6 +21,7 @@ typedef struct {
     int64_t s_each, s_parts;  /* how items divide the keys */
     REAL *partial;            /* of each item, where there are several of one (g, c) */
     REAL *partial_kernel;     /* of each item */
+    size_t scratch;           /* bytes that an item needs */
 } columns_task;
 
 INLINE columns_task take_columns(const int64_t **args, double scale, int64_t rows_each) {
@@ -30,7 +33,7 @@ INLINE columns_task take_columns(const int64_t **args, double scale, int64_t row
     t.out = take_view(args), t.lse = take_view(args);
     t.scale = (REAL)scale;
     t.np = up_to_multiple(t.n, COLUMNS), t.dp = up_to_multiple(t.d, COLUMNS), t.ep = up_to_multiple(t.e, COLUMNS);
-    t.s_each = t.overlap ? t.s : rows_each;
+    t.s_each = t.overlap ? t.s : rows_of_item(rows_each, t.dp, t.ep);
     t.s_parts = parts_of(t.s, t.s_each);
     return t;
 }
@@ -124,16 +127,25 @@ static void columns_forward_merge(const void *task, int64_t item, void *scratch)
     finish_columns(t, item % t->G, item / t->G, first);
 }
 
-ENTRY(columns_forward)(const int64_t *args, double scale) {
-    columns_task t = take_columns(&args, scale, ROWS_FORWARD);
-    const int64_t items = t.G * t.C * t.s_parts;
-    if (t.s_parts > 1 && !(t.partial = malloc(items * summary_size(&t) * sizeof(REAL)))) return OUT_OF_MEMORY;
-    const int64_t numbers = t.d * t.np + TOKENS * (t.dp + t.ep + t.np) + summary_size(&t);
-    int outcome = nystrom_for_each_item(columns_forward_item, &t, items, numbers * sizeof(REAL), t.threads);
-    if (t.partial && outcome == DONE)
-        outcome = nystrom_for_each_item(columns_forward_merge, &t, t.G * t.C, 0, t.threads);
-    free(t.partial);
+INLINE columns_task take_columns_forward(const int64_t **args, double scale) {
+    columns_task t = take_columns(args, scale, ROWS_FORWARD);
+    t.scratch = (t.d * t.np + TOKENS * (t.dp + t.ep + t.np) + summary_size(&t)) * sizeof(REAL);
+    return t;
+}
+
+static int run_columns_forward(columns_task *t) {
+    const int64_t items = t->G * t->C * t->s_parts;
+    if (t->s_parts > 1 && !(t->partial = malloc(items * summary_size(t) * sizeof(REAL)))) return OUT_OF_MEMORY;
+    int outcome = nystrom_for_each_item(columns_forward_item, t, items, t->scratch, t->threads);
+    if (t->partial && outcome == DONE)
+        outcome = nystrom_for_each_item(columns_forward_merge, t, t->G * t->C, 0, t->threads);
+    free(t->partial);
     return outcome;
+}
+
+ENTRY(columns_forward)(const int64_t *args, double scale) {
+    columns_task t = take_columns_forward(&args, scale);
+    return run_columns_forward(&t);
 }
 
 /* Logits in P to weights, and gradients of weights in dP to those of logits, for `rows` keys. */
@@ -205,21 +217,25 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
         }
         /* Without `adds`, each row is written once, into memory that held anything. */
         if (t->e == ep) {
-            times(grad_value, t->grad_value.r, P, np, G, rows, ep, t->n, t->adds ? 1 : 0);
+            times(grad_value, t->grad_value.r, P, np, G, rows, ep, t->n, t->adds & KEYS_ADD ? 1 : 0);
             if (t->taps) convolve(grad_value, t->grad_value.r, taps, t->taps, window, ep, rows, ep, 1);
         } else {
             times(V, ep, P, np, G, rows, ep, t->n, 0);
             if (t->taps) convolve(V, ep, taps, t->taps, window, ep, rows, ep, 1);
-            (t->adds ? unpack_adding : unpack)(grad_value, t->grad_value.r, V, ep, rows, t->e);
+            (t->adds & KEYS_ADD ? unpack_adding : unpack)(grad_value, t->grad_value.r, V, ep, rows, t->e);
         }
         if (t->d == dp) {
-            times(grad_key, t->grad_key.r, dP, np, Q, rows, dp, t->n, t->adds ? 1 : 0);
+            times(grad_key, t->grad_key.r, dP, np, Q, rows, dp, t->n, t->adds & KEYS_ADD ? 1 : 0);
         } else {
             times(K, dp, dP, np, Q, rows, dp, t->n, 0);
-            (t->adds ? unpack_adding : unpack)(grad_key, t->grad_key.r, K, dp, rows, t->d);
+            (t->adds & KEYS_ADD ? unpack_adding : unpack)(grad_key, t->grad_key.r, K, dp, rows, t->d);
         }
         if (t->m) add_to_segments(t, g, c, r, rows, grad_key, t->grad_key.r);
     }
+}
+
+INLINE void give_grad_query(const columns_task *t, int64_t g, int64_t c, const REAL *dQ) {
+    (t->adds & QUERIES_ADD ? unpack_adding : unpack)(at(t->grad_query, g, c, 0), t->grad_query.r, dQ, t->dp, t->n, t->d);
 }
 
 /* All blocks of one c where their keys overlap, otherwise some keys of one (g, c). */
@@ -235,7 +251,7 @@ static void columns_backward_item(const void *task, int64_t item, void *scratch)
         const int64_t c = t->overlap ? item : item / t->s_parts / t->G;
         memset(dQ, 0, size * sizeof(REAL));
         columns_backward_of(t, g, c, first, end, dQ, of_taps, (REAL *)scratch + size);
-        if (!t->partial) unpack(at(t->grad_query, g, c, 0), t->grad_query.r, dQ, t->dp, t->n, t->d);
+        if (!t->partial) give_grad_query(t, g, c, dQ);
     }
 }
 
@@ -246,33 +262,51 @@ static void columns_backward_sum(const void *task, int64_t item, void *scratch) 
     (void)scratch;
     for (int64_t i = 1; i < t->s_parts; i++)
         for (int64_t j = 0; j < size; j += LANES) store(total + j, load(total + j) + load(total + i * size + j));
-    unpack(at(t->grad_query, item % t->G, item / t->G, 0), t->grad_query.r, total, t->dp, t->n, t->d);
+    give_grad_query(t, item % t->G, item / t->G, total);
+}
+
+INLINE int64_t columns_backward_items(const columns_task *t) { return t->overlap ? t->C : t->G * t->C * t->s_parts; }
+
+/* With memory for what items give, at `partial_kernel`, NULL where there is none. */
+INLINE columns_task take_columns_backward(const int64_t **args, double scale) {
+    columns_task t = take_columns(args, scale, ROWS_BACKWARD);
+    t.grad = take_view(args), t.grad_lse = take_view(args);
+    t.grad_query = take_view(args), t.grad_key = take_view(args), t.grad_value = take_view(args);
+    t.skip = take_view(args), t.kernel = take_view(args), t.grad_kernel = take_view(args), t.taps = take(args);
+    t.grad_means = take_view(args), t.m = take(args), t.adds = take(args);
+    const int64_t items = columns_backward_items(&t), padded = taps_padded(&t);
+    const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
+    t.partial_kernel = malloc((of_queries + items * padded) * sizeof(REAL) + 1);
+    if (of_queries && t.partial_kernel) t.partial = t.partial_kernel + items * padded;
+    t.scratch = (2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np + TOKENS * (t.dp + t.ep + 2 * t.np) +
+                 (TOKENS + padded) * t.ep + t.taps) * sizeof(REAL);
+    return t;
+}
+
+/* The kernel's gradient from what items gave: windows of gradients give the taps from the last to the first. */
+static void sum_kernel_gradient(const columns_task *t) {
+    const int64_t padded = taps_padded(t), each = t->G * t->s_parts;
+    for (int64_t c = 0; t->taps && c < t->C; c++) {
+        const REAL *from = t->partial_kernel + c * each * padded;
+        for (int64_t j = 0; j < t->taps; j++) {
+            REAL *to = at(t->grad_kernel, 0, c, 0) + t->taps - 1 - j;
+            *to = 0;
+            for (int64_t i = 0; i < each; i++) *to += from[i * padded + j];
+        }
+    }
+}
+
+static int run_columns_backward(const columns_task *t) {
+    int outcome = nystrom_for_each_item(columns_backward_item, t, columns_backward_items(t), t->scratch, t->threads);
+    if (t->partial && outcome == DONE)
+        outcome = nystrom_for_each_item(columns_backward_sum, t, t->G * t->C, 0, t->threads);
+    if (outcome == DONE) sum_kernel_gradient(t);
+    return outcome;
 }
 
 ENTRY(columns_backward)(const int64_t *args, double scale) {
-    columns_task t = take_columns(&args, scale, ROWS_BACKWARD);
-    t.grad = take_view(&args), t.grad_lse = take_view(&args);
-    t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
-    t.skip = take_view(&args), t.kernel = take_view(&args), t.grad_kernel = take_view(&args), t.taps = take(&args);
-    t.grad_means = take_view(&args), t.m = take(&args), t.adds = take(&args);
-    const int64_t items = t.overlap ? t.C : t.G * t.C * t.s_parts, padded = taps_padded(&t);
-    const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
-    REAL *memory = malloc((of_queries + items * padded) * sizeof(REAL) + 1);
-    if (!memory) return OUT_OF_MEMORY;
-    t.partial = of_queries ? memory : NULL, t.partial_kernel = memory + of_queries;
-    const int64_t numbers = 2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np +
-                            TOKENS * (t.dp + t.ep + 2 * t.np) + (TOKENS + padded) * t.ep + t.taps;
-    int outcome = nystrom_for_each_item(columns_backward_item, &t, items, numbers * sizeof(REAL), t.threads);
-    if (t.partial && outcome == DONE)
-        outcome = nystrom_for_each_item(columns_backward_sum, &t, t.G * t.C, 0, t.threads);
-    for (int64_t c = 0; t.taps && c < t.C; c++) { /* windows of gradients give the taps from the last to the first */
-        const REAL *from = t.partial_kernel + c * t.G * t.s_parts * padded;
-        for (int64_t j = 0; j < t.taps; j++) {
-            REAL *to = at(t.grad_kernel, 0, c, 0) + t.taps - 1 - j;
-            *to = 0;
-            for (int64_t i = 0; i < t.G * t.s_parts; i++) *to += from[i * padded + j];
-        }
-    }
-    free(memory);
+    const columns_task t = take_columns_backward(&args, scale);
+    const int outcome = t.partial_kernel ? run_columns_backward(&t) : OUT_OF_MEMORY;
+    free(t.partial_kernel);
     return outcome;
 }

@@ -8,6 +8,7 @@ typedef struct {
     const int64_t *steps;      /* as of a pinv_task, with (g, c) for its c */
     view grad_W, grad_BV, grad_queries, grad_keys;
     REAL scale;
+    size_t scratch;            /* bytes that an item needs, in either direction */
 } core_task;
 
 INLINE core_task take_core(const int64_t **args, double scale) {
@@ -19,6 +20,8 @@ INLINE core_task take_core(const int64_t **args, double scale) {
     t.A = (REAL *)(intptr_t)take(args), t.Z = (REAL *)(intptr_t)take(args);
     t.iterations = take(args), t.steps = take_steps(args, t.iterations);
     t.scale = (REAL)scale;
+    const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
+    t.scratch = (8 * t.size * t.size + 3 * t.size * (dp + ep) + t.size) * sizeof(REAL);
     return t;
 }
 
@@ -68,11 +71,10 @@ static void core_forward_item(const void *task, int64_t item, void *scratch) {
     unpack(at(t->W, g, c, 0), t->W.r, W, ep, m, t->e);
 }
 
-ENTRY(core_forward)(const int64_t *args, double scale) {
-    const core_task t = take_core(&args, scale);
-    const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
-    const size_t numbers = 4 * t.size * t.size + 2 * t.size * (dp + ep) + t.size;
-    return nystrom_for_each_item(core_forward_item, &t, t.G * t.C, numbers * sizeof(REAL), t.threads);
+
+INLINE void take_core_gradients(core_task *t, const int64_t **args) {
+    t->grad_W = take_view(args), t->grad_BV = take_view(args);
+    t->grad_queries = take_view(args), t->grad_keys = take_view(args);
 }
 
 /* Gradients of B V and of the landmarks from that of W; `grad_keys` is added to. */
@@ -113,13 +115,4 @@ static void core_backward_item(const void *task, int64_t item, void *scratch) {
     pack(result, dp, at(t->grad_keys, g, c, 0), t->grad_keys.r, m, t->d);
     add_transposed_times(result, dp, grad_A, size, wide, dp, m, dp, m);
     unpack(at(t->grad_keys, g, c, 0), t->grad_keys.r, result, dp, m, t->d);
-}
-
-ENTRY(core_backward)(const int64_t *args, double scale) {
-    core_task t = take_core(&args, scale);
-    const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
-    t.grad_W = take_view(&args), t.grad_BV = take_view(&args);
-    t.grad_queries = take_view(&args), t.grad_keys = take_view(&args);
-    const size_t numbers = 8 * t.size * t.size + 3 * t.size * (dp + ep);
-    return nystrom_for_each_item(core_backward_item, &t, t.G * t.C, numbers * sizeof(REAL), t.threads);
 }

@@ -214,7 +214,7 @@ def far_means(
     block: int,
     blocks: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The far field of `key` and `value` (l, c, d), as `nystrom_local_parts.far_field` gives it: keys and values
+    """The far field of `key` and `value` (l, c, d), as `nystrom_local.parts.far_field` gives it: keys and values
     (c, m, d), and the bias (blocks, c, m). `chosen` (c, blocks, k) is -1 where there is no such block."""
     return _Far.apply(key, value, valid, place, real, chosen, segments, block, blocks)
 
@@ -222,7 +222,7 @@ def far_means(
 def ridge_values(
     exact: Tensor, near_out: Tensor, near_lse: Tensor, far_logits: Tensor, far_value: Tensor, ridge: float
 ) -> Tensor:
-    """What `nystrom_local_parts.corrected_values` gives."""
+    """What `nystrom_local.parts.corrected_values` gives."""
     inputs = exact, near_out, near_lse, far_logits, far_value
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return _Ridge.apply(*inputs, ridge)

@@ -70,6 +70,7 @@ INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x
 #include "pseudoinverse.h"
 #include "landmarks.h"
 #include "core.h"
+#include "whole.h"
 #include "local.h"
 #include "local_core.h"
 #include "ridge.h"

@@ -40,10 +40,11 @@ static void means_forward_item(const void *task, int64_t item, void *scratch) {
     }
 }
 
-ENTRY(means_forward)(const int64_t *args, double unused) {
-    const means_task t = take_means(&args);
-    (void)unused;
-    return nystrom_for_each_item(means_forward_item, &t, t.G * t.C * t.parts, 2 * t.d * sizeof(REAL), t.threads);
+INLINE int64_t means_items(const means_task *t) { return t->G * t->C * t->parts; }
+INLINE size_t means_scratch(const means_task *t) { return 2 * t->d * sizeof(REAL); }
+
+static int run_means_forward(const means_task *t) {
+    return nystrom_for_each_item(means_forward_item, t, means_items(t), means_scratch(t), t->threads);
 }
 
 /* Adds to `tokens` their share of what `means` holds, a gradient each. */
@@ -62,10 +63,8 @@ static void means_backward_item(const void *task, int64_t item, void *scratch) {
     }
 }
 
-ENTRY(means_backward)(const int64_t *args, double unused) {
-    const means_task t = take_means(&args);
-    (void)unused;
-    return nystrom_for_each_item(means_backward_item, &t, t.G * t.C * t.parts, t.d * sizeof(REAL), t.threads);
+static int run_means_backward(const means_task *t) {
+    return nystrom_for_each_item(means_backward_item, t, means_items(t), means_scratch(t), t->threads);
 }
 
 /* Sums and sums of squares over blocks of equal size, of which the last may have fewer tokens. */

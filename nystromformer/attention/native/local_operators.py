@@ -220,7 +220,7 @@ def _far_backward_shapes(grad_key: Tensor, grad_value: Tensor, length: int, *_: 
 
 
 def ridge(*given: Any) -> tuple[Tensor, ...]:
-    """The values (c, m, e) that `nystrom_local_parts.corrected_values` gives and, where `keep`, what the backward
+    """The values (c, m, e) that `nystrom_local.parts.corrected_values` gives and, where `keep`, what the backward
     needs: weights of far keys, the near share, what is left, and the Cholesky factor."""
     *tensors, ridge, _ = given
     results = _ridge_shapes(*given)
@@ -302,7 +302,7 @@ def fields_backward(grad: Tensor, core: Core, *given: Any) -> tuple[Tensor, Tens
     exact, lse = (x[None] for x in core.exact)
     first, second, *sums = (x.transpose(0, 1)[None] for x in (key, value, *into))
     present = core.bias[None, :, None, : key.shape[0]]
-    of_all_keys = core.query[None], first, second, present, exact, lse, scale, None, None, None, (sums[0], sums[1])
+    of_all_keys = core.query[None], first, second, present, exact, lse, scale, None, (sums[0], sums[1])
     of_core += columns_backward(of_exact[None], None, *of_all_keys)[0][0]
     grad_query.index_put_((core.places, core.head), of_core, accumulate=True)
     return grad_query, grad_key, grad_value

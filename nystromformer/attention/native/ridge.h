@@ -7,7 +7,7 @@
 
        ∂A = E Xᵀ − ∂R Wᵀ + κ A,  κ = −2 · ridge · Σ X ∘ (W − v) / m,  ∂v = ∂W − Aᵀ ∂R */
 
-#define SMALLEST_GRAM 1e-6 /* as in nystrom_local_parts.py */
+#define SMALLEST_GRAM 1e-6 /* as in nystrom_local/parts.py */
 
 typedef struct {
     int64_t threads, C, r, m, e, mp, ep; /* mp and ep are m and e up to multiples of COLUMNS */

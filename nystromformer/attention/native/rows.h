@@ -4,9 +4,15 @@
 
 #define TOKENS 48 /* rows at a time: few enough that what belongs to them stays in a cache, a multiple of ROWS */
 
-/* Rows of one item of work: enough that packing the keys costs little, few enough for many processors. */
+/* Rows of one item of work: enough that packing the keys costs little, few enough for many processors. Of rows with fewer
+   than 64 numbers an item takes more. */
 #define ROWS_FORWARD 1024
 #define ROWS_BACKWARD 2048
+
+INLINE int64_t rows_of_item(int64_t rows, int64_t dp, int64_t ep) {
+    const int64_t width = dp < ep ? ep : dp;
+    return width < 64 ? rows * 64 / width : rows;
+}
 
 typedef struct {
     int64_t threads, G, C, n, s, d, e, shared;
@@ -19,6 +25,7 @@ typedef struct {
     int64_t sp, dp, ep;                   /* s, d, e up to a multiple of COLUMNS */
     int64_t g_each, g_parts, r_each, r_parts; /* how items divide the groups, where they share keys, or else the rows */
     REAL *partial;                        /* of each item: gradients of keys and values */
+    size_t scratch;                       /* bytes that an item needs */
 } rows_task;
 
 /* The sizes and views that both directions begin with. */
@@ -30,6 +37,7 @@ INLINE rows_task take_rows(const int64_t **args, double scale, int64_t rows_each
     t.query = take_view(args), t.key = take_view(args), t.value = take_view(args), t.bias = take_view(args);
     t.scale = (REAL)scale;
     t.sp = up_to_multiple(t.s, COLUMNS), t.dp = up_to_multiple(t.d, COLUMNS), t.ep = up_to_multiple(t.e, COLUMNS);
+    rows_each = rows_of_item(rows_each, t.dp, t.ep);
     t.g_each = t.shared ? smaller(t.G, parts_of(rows_each, t.n)) : 1;
     t.g_parts = parts_of(t.G, t.g_each);
     t.r_each = t.shared ? t.n : rows_each;
@@ -125,12 +133,24 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
     }
 }
 
+INLINE int64_t rows_items(const rows_task *t) { return t->C * t->g_parts * t->r_parts; }
+
+INLINE rows_task take_rows_forward(const int64_t **args, double scale) {
+    rows_task t = take_rows(args, scale, ROWS_FORWARD);
+    t.out = take_view(args), t.lse = take_view(args), t.skip = take_view(args), t.kernel = take_view(args);
+    t.taps = take(args);
+    t.scratch = (t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep + t.taps) *
+                sizeof(REAL);
+    return t;
+}
+
+static int run_rows_forward(const rows_task *t) {
+    return nystrom_for_each_item(rows_forward_item, t, rows_items(t), t->scratch, t->threads);
+}
+
 ENTRY(rows_forward)(const int64_t *args, double scale) {
-    rows_task t = take_rows(&args, scale, ROWS_FORWARD);
-    t.out = take_view(&args), t.lse = take_view(&args), t.skip = take_view(&args), t.kernel = take_view(&args);
-    t.taps = take(&args);
-    const int64_t numbers = t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep + t.taps;
-    return nystrom_for_each_item(rows_forward_item, &t, t.C * t.g_parts * t.r_parts, numbers * sizeof(REAL), t.threads);
+    const rows_task t = take_rows_forward(&args, scale);
+    return run_rows_forward(&t);
 }
 
 /* Gradients of weights P, in dP, to those of the logits: P ∘ (dP − Σ P dP + the gradient of the log-sum-exp). */
@@ -198,17 +218,25 @@ static void rows_backward_sum(const void *task, int64_t item, void *scratch) {
     unpack(at(t->grad_value, g, c, 0), t->grad_value.r, total + t->s * t->dp, t->ep, t->s, t->e);
 }
 
+/* With memory for `partial`, NULL where there is none. */
+INLINE rows_task take_rows_backward(const int64_t **args, double scale) {
+    rows_task t = take_rows(args, scale, ROWS_BACKWARD);
+    t.grad = take_view(args), t.grad_lse = take_view(args);
+    t.grad_query = take_view(args), t.grad_key = take_view(args), t.grad_value = take_view(args);
+    t.partial = malloc(rows_items(&t) * t.s * (t.dp + t.ep) * sizeof(REAL) + 1);
+    t.scratch = ((t.d + t.e) * t.sp + t.s * t.dp + t.sp + TOKENS * (2 * t.dp + t.ep + 2 * t.sp)) * sizeof(REAL);
+    return t;
+}
+
+static int run_rows_backward(const rows_task *t) {
+    const int outcome = nystrom_for_each_item(rows_backward_item, t, rows_items(t), t->scratch, t->threads);
+    if (outcome != DONE) return outcome;
+    return nystrom_for_each_item(rows_backward_sum, t, t->C * (t->shared ? 1 : t->G), 0, t->threads);
+}
+
 ENTRY(rows_backward)(const int64_t *args, double scale) {
-    rows_task t = take_rows(&args, scale, ROWS_BACKWARD);
-    t.grad = take_view(&args), t.grad_lse = take_view(&args);
-    t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
-    const int64_t items = t.C * t.g_parts * t.r_parts;
-    t.partial = malloc(items * t.s * (t.dp + t.ep) * sizeof(REAL) + 1);
-    if (!t.partial) return OUT_OF_MEMORY;
-    const int64_t numbers = (t.d + t.e) * t.sp + t.s * t.dp + t.sp + TOKENS * (2 * t.dp + t.ep + 2 * t.sp);
-    int outcome = nystrom_for_each_item(rows_backward_item, &t, items, numbers * sizeof(REAL), t.threads);
-    if (outcome == DONE)
-        outcome = nystrom_for_each_item(rows_backward_sum, &t, t.C * (t.shared ? 1 : t.G), 0, t.threads);
+    const rows_task t = take_rows_backward(&args, scale);
+    const int outcome = t.partial ? run_rows_backward(&t) : OUT_OF_MEMORY;
     free(t.partial);
     return outcome;
 }

@@ -3,6 +3,8 @@
 They have no gradients of their own, like those of `thin_operators`.
 """
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,14 +12,15 @@ from torch import Tensor
 
 from nystromformer.attention.native.library import call
 from nystromformer.attention.native.thin_operators import (
-    columns,
-    columns_backward,
+    QUERIES_ADD,
+    columns_arguments,
+    columns_backward_arguments,
     in_rows,
     new_rows,
     padded,
     register,
-    rows,
-    rows_backward,
+    rows_arguments,
+    rows_backward_arguments,
     view,
 )
 
@@ -102,14 +105,22 @@ def nystrom(
     queries and keys, B V with its log-sum-exp, W, A and Z and, where `keep`, the steps of the pseudoinverse."""
     query, key, value = in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
-    queries, keys, W, A, Z, steps = _small(query, value, num_landmarks, iterations, keep)
-    for tokens, means in ((query, queries), (key, keys)):
-        call("means_forward", query.dtype, 0.0, *_means_numbers(tokens, means))
-    BV, lse = columns(queries, key, value, None, scale, None)
-    small = queries, keys, BV, lse, W, A, Z, steps
-    call("core_forward", query.dtype, scale, *_core_numbers(*small[:-1]), *_addresses(steps, iterations))
-    out, _ = rows(query, keys, W, None, scale, False, None if kernel is None else value, kernel)
-    return out, *small
+    sizes = num_landmarks, iterations, scale, keep
+    out, *small, steps = _nystrom_shapes(query, key, value, kernel, *sizes)
+    queries, keys, BV, lse, W, _, _ = small
+    skip = None if kernel is None else value
+    _, of_columns = columns_arguments(queries, key, value, None, None, BV, lse)
+    _, of_rows = rows_arguments(query, keys, W, None, out, None, skip, kernel)
+    of_means = (_means_numbers(tokens, means) for tokens, means in ((query, queries), (key, keys)))
+    of_core = (*_core_numbers(*small), *_addresses(steps, iterations))
+    call("nystrom_forward", query.dtype, scale, *_together(*of_means, of_columns, of_core, of_rows))
+    return out, *small, steps
+
+
+def _together(*parts: Iterable[int]) -> Iterable[int]:
+    """The numbers of several calls as those of one. Each begins with the number of threads, the first one's by `call`."""
+    first, *others = parts
+    return chain(first, *((torch.get_num_threads(), *part) for part in others))
 
 
 def _nystrom_shapes(
@@ -122,18 +133,11 @@ def _nystrom_shapes(
     scale: float,
     keep: bool,
 ) -> tuple[Any, ...]:
-    queries, keys, W, A, Z, steps = _small(query, value, num_landmarks, iterations, keep)
-    out, BV = new_rows(query, value.shape[3]), new_rows(queries, value.shape[3])
-    return out, queries, keys, BV, queries.new_empty(queries.shape[:3]), W, A, Z, steps
-
-
-def _small(query: Tensor, value: Tensor, num_landmarks: int, iterations: int, keep: bool) -> tuple[Any, ...]:
-    """Memory for landmarks of queries and keys, W, A, Z and the steps of the pseudoinverse."""
-    side = padded(num_landmarks)
+    m, d, e, side = num_landmarks, query.shape[3], value.shape[3], padded(num_landmarks)
     small = lambda *shape: query.new_empty(*query.shape[:2], *shape)
-    queries, keys = small(num_landmarks, query.shape[3]), small(num_landmarks, query.shape[3])
     steps = _steps(query, query.shape[0] * query.shape[1], side, iterations if keep else 0)
-    return queries, keys, small(num_landmarks, value.shape[3]), small(side, side), small(side, side), steps
+    of_softmax = small(m, d), small(m, d), small(m, e), small(m)
+    return new_rows(query, e), *of_softmax, small(m, e), small(side, side), small(side, side), steps
 
 
 def _means_numbers(tokens: Tensor, means: Tensor) -> tuple[int, ...]:
@@ -165,19 +169,18 @@ def nystrom_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and kernel, the last one empty where there is none."""
     grad, query, key, value = in_rows(grad), in_rows(query), in_rows(key), in_rows(value)
-    dtype = query.dtype
-    grad_query, grad_keys, grad_W = rows_backward(grad, None, query, keys, W, None, scale)
-    grad_queries, grad_BV = torch.empty_like(queries), torch.empty_like(BV)
-    of_core = (number for x in (grad_W, grad_BV, grad_queries, grad_keys) for number in view(x))
-    numbers = (*_core_numbers(queries, keys, BV, lse, W, A, Z), *_addresses(steps, len(steps)))
-    call("core_backward", dtype, scale, *numbers, *of_core)
-    of_kernel = query.new_empty(0 if kernel is None else kernel.shape)
-    skip = None if kernel is None else (grad, in_rows(kernel), of_kernel)
-    of_BV, grad_key, grad_value = columns_backward(
-        grad_BV, None, queries, key, value, None, BV, lse, scale, None, skip, grad_keys
-    )
-    grad_queries += of_BV
-    call("means_backward", dtype, 0.0, *_means_numbers(grad_query, grad_queries))
+    kernel = None if kernel is None else in_rows(kernel)
+    small = queries, keys, BV, lse, W, A, Z
+    grad_query, grad_key, grad_value, of_kernel = _nystrom_backward_shapes(grad, query, key, value, kernel)
+    grad_queries, grad_keys, grad_BV, grad_W = (torch.empty_like(x) for x in (queries, keys, BV, W))
+    _, of_rows = rows_backward_arguments(grad, None, query, keys, W, None, (grad_query, grad_keys, grad_W))
+    of_gradients = (number for x in (grad_W, grad_BV, grad_queries, grad_keys) for number in view(x))
+    of_core = (*_core_numbers(*small), *_addresses(steps, len(steps)), *of_gradients)
+    grads, skip = (grad_queries, grad_key, grad_value), None if kernel is None else (grad, kernel, of_kernel)
+    inputs = grad_BV, None, queries, key, value, None, BV, lse, None
+    _, of_columns = columns_backward_arguments(*inputs, grads, QUERIES_ADD, skip, grad_keys)
+    parts = of_rows, of_core, of_columns, _means_numbers(grad_query, grad_queries)
+    call("nystrom_backward", query.dtype, scale, *_together(*parts))
     return grad_query, grad_key, grad_value, of_kernel
 
 

@@ -174,6 +174,38 @@ INLINE void product(REAL *C, const REAL *D, int64_t ldc, const REAL *A, const in
     }
 }
 
+/* A square of LANES × LANES numbers, transposed: after as many steps as LANES is a power of two, each of which lets the
+   rows of one half and those of the other take turns. */
+INLINE void turn(vector *square) {
+#if defined(__GNUC__) && !defined(__clang__)
+    typedef typeof((vector){0} < (vector){0}) places;
+    places low, high;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        low[i] = i % 2 * LANES + i / 2;
+        high[i] = low[i] + LANES / 2;
+    }
+#pragma GCC unroll 4
+    for (int64_t step = 1; step < LANES; step *= 2) {
+        vector next[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = __builtin_shuffle(square[i], square[i + LANES / 2], low);
+            next[2 * i + 1] = __builtin_shuffle(square[i], square[i + LANES / 2], high);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) square[i] = next[i];
+    }
+#else
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const REAL other = square[i][j];
+            square[i][j] = square[j][i];
+            square[j][i] = other;
+        }
+#endif
+}
+
 /* C = factor·A B + before·D with A (m × inner), its rows lda apart, and B as `pack_panels` leaves it: rows of a matrix
    would compete for the same places of the cache. */
 NOT_INLINE void times_plus(REAL *C, const REAL *D, int64_t ldc, const REAL *A, int64_t lda, const REAL *B, int64_t m,
