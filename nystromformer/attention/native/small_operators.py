@@ -118,7 +118,7 @@ def nystrom(
 
 
 def _together(*parts: Iterable[int]) -> Iterable[int]:
-    """The numbers of several calls as those of one. Each begins with the number of threads, the first one's by `call`."""
+    """The numbers of several calls as those of one. Each begins with the number of threads; `call` gives the first."""
     first, *others = parts
     return chain(first, *((torch.get_num_threads(), *part) for part in others))
 
