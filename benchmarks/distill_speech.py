@@ -45,6 +45,7 @@ from nystromformer import distill, replace_attention
 from nystromformer.files import write_text
 from nystromformer.records import Recorder
 from nystromformer.report.table import Table
+from nystromformer.training.shared.recipes import NEAR
 
 JOB = "distill_speech"
 OUT = Path("results/distill/speech")
@@ -60,8 +61,6 @@ class Student:
     layers_rate: float = 3e-4
 
 
-NEAR = {"learning_rate": 1e-5, "layers_rate": 1e-4}
-"""For students that begin near their teacher: at the usual rates the loss of the second stage rises."""
 STUDENTS = {
     "nystrom-local-64": Student("nystrom-local-64", **NEAR),
     "nystrom-local-64, 3 chosen": Student("nystrom-local-64", {"chosen_blocks": 3}, **NEAR),

@@ -72,6 +72,8 @@ class Attention(nn.Module):
     """Multiplies the values with a matrix that is the same in each call, so that `weights` can show it."""
     keeps_own_start: ClassVar[bool] = True
     """A model that initializes its weights leaves those in here to `reset_parameters` and `new_buffers`."""
+    suits_trained_weights: ClassVar[bool] = False
+    """In weights that were trained with exact attention it begins near what they gave."""
     splits_over_ranks: ClassVar[bool] = False
     """`nystromformer.distributed` has an operation for sequences that are split over processes."""
 

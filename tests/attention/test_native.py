@@ -81,7 +81,7 @@ def test_pseudoinverses_and_gradients_are_those_of_the_steps(machine_code, shape
     torch.testing.assert_close(ours, Z)
     torch.testing.assert_close(pinv(A.detach(), norms, iterations, False)[0], ours, rtol=0, atol=0)
     grad_A, grad_first = torch.autograd.grad(Z, (A, first), grad)
-    found, dots = pinv_gradient(grad, A.detach(), norms, *steps)
+    found, dots = pinv_gradient(grad, A.detach(), norms, steps)
     torch.testing.assert_close(found, grad_A + grad_first.mT / norms[:, None, None])
     torch.testing.assert_close(dots, (grad_first.mT * A).sum((1, 2)))
 

@@ -24,7 +24,15 @@ typedef struct {
     size_t scratch;           /* bytes that an item needs */
 } columns_task;
 
-INLINE columns_task take_columns(const int64_t **args, double scale, int64_t rows_each) {
+/* With all that follows from sizes. */
+INLINE columns_task sized_columns(columns_task t, int64_t rows_each) {
+    t.np = up_to_multiple(t.n, COLUMNS), t.dp = up_to_multiple(t.d, COLUMNS), t.ep = up_to_multiple(t.e, COLUMNS);
+    t.s_each = t.overlap ? t.s : rows_of_item(rows_each, t.dp, t.ep);
+    t.s_parts = parts_of(t.s, t.s_each);
+    return t;
+}
+
+INLINE columns_task take_columns(const int64_t **args, double scale) {
     columns_task t = {0};
     t.threads = take(args);
     t.G = take(args), t.C = take(args), t.n = take(args), t.s = take(args), t.d = take(args), t.e = take(args);
@@ -32,9 +40,6 @@ INLINE columns_task take_columns(const int64_t **args, double scale, int64_t row
     t.query = take_view(args), t.key = take_view(args), t.value = take_view(args), t.bias = take_view(args);
     t.out = take_view(args), t.lse = take_view(args);
     t.scale = (REAL)scale;
-    t.np = up_to_multiple(t.n, COLUMNS), t.dp = up_to_multiple(t.d, COLUMNS), t.ep = up_to_multiple(t.e, COLUMNS);
-    t.s_each = t.overlap ? t.s : rows_of_item(rows_each, t.dp, t.ep);
-    t.s_parts = parts_of(t.s, t.s_each);
     return t;
 }
 
@@ -127,8 +132,8 @@ static void columns_forward_merge(const void *task, int64_t item, void *scratch)
     finish_columns(t, item % t->G, item / t->G, first);
 }
 
-INLINE columns_task take_columns_forward(const int64_t **args, double scale) {
-    columns_task t = take_columns(args, scale, ROWS_FORWARD);
+INLINE columns_task sized_columns_forward(columns_task t) {
+    t = sized_columns(t, ROWS_FORWARD);
     t.scratch = (t.d * t.np + TOKENS * (t.dp + t.ep + t.np) + summary_size(&t)) * sizeof(REAL);
     return t;
 }
@@ -144,7 +149,7 @@ static int run_columns_forward(columns_task *t) {
 }
 
 ENTRY(columns_forward)(const int64_t *args, double scale) {
-    columns_task t = take_columns_forward(&args, scale);
+    columns_task t = sized_columns_forward(take_columns(&args, scale));
     return run_columns_forward(&t);
 }
 
@@ -268,12 +273,8 @@ static void columns_backward_sum(const void *task, int64_t item, void *scratch) 
 INLINE int64_t columns_backward_items(const columns_task *t) { return t->overlap ? t->C : t->G * t->C * t->s_parts; }
 
 /* With memory for what items give, at `partial_kernel`, NULL where there is none. */
-INLINE columns_task take_columns_backward(const int64_t **args, double scale) {
-    columns_task t = take_columns(args, scale, ROWS_BACKWARD);
-    t.grad = take_view(args), t.grad_lse = take_view(args);
-    t.grad_query = take_view(args), t.grad_key = take_view(args), t.grad_value = take_view(args);
-    t.skip = take_view(args), t.kernel = take_view(args), t.grad_kernel = take_view(args), t.taps = take(args);
-    t.grad_means = take_view(args), t.m = take(args), t.adds = take(args);
+INLINE columns_task sized_columns_backward(columns_task t) {
+    t = sized_columns(t, ROWS_BACKWARD);
     const int64_t items = columns_backward_items(&t), padded = taps_padded(&t);
     const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
     t.partial_kernel = malloc((of_queries + items * padded) * sizeof(REAL) + 1);
@@ -305,7 +306,11 @@ static int run_columns_backward(const columns_task *t) {
 }
 
 ENTRY(columns_backward)(const int64_t *args, double scale) {
-    const columns_task t = take_columns_backward(&args, scale);
+    columns_task t = take_columns(&args, scale);
+    t.grad = take_view(&args), t.grad_lse = take_view(&args);
+    t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
+    t.adds = take(&args);
+    t = sized_columns_backward(t);
     const int outcome = t.partial_kernel ? run_columns_backward(&t) : OUT_OF_MEMORY;
     free(t.partial_kernel);
     return outcome;

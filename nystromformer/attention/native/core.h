@@ -3,23 +3,14 @@
 typedef struct {
     int64_t threads, G, C, m, d, e, size, iterations;
     view queries, keys, BV, W; /* (g, c, m, ...) */
-    REAL *A;                   /* (g, c, size, size) */
-    REAL *Z;                   /* the same */
-    const int64_t *steps;      /* as of a pinv_task, with (g, c) for its c */
+    view A, Z;                 /* (g, c, size, size) */
+    view steps;                /* (g, c, iterations · 3 · size, size), as of a pinv_task, or none */
     view grad_W, grad_BV, grad_queries, grad_keys;
     REAL scale;
     size_t scratch;            /* bytes that an item needs, in either direction */
 } core_task;
 
-INLINE core_task take_core(const int64_t **args, double scale) {
-    core_task t = {0};
-    t.threads = take(args);
-    t.G = take(args), t.C = take(args), t.m = take(args), t.d = take(args), t.e = take(args);
-    t.size = take(args);
-    t.queries = take_view(args), t.keys = take_view(args), t.BV = take_view(args), t.W = take_view(args);
-    t.A = (REAL *)(intptr_t)take(args), t.Z = (REAL *)(intptr_t)take(args);
-    t.iterations = take(args), t.steps = take_steps(args, t.iterations);
-    t.scale = (REAL)scale;
+INLINE core_task sized_core(core_task t) {
     const int64_t dp = up_to_multiple(t.d, COLUMNS), ep = up_to_multiple(t.e, COLUMNS);
     t.scratch = (8 * t.size * t.size + 3 * t.size * (dp + ep) + t.size) * sizeof(REAL);
     return t;
@@ -52,7 +43,7 @@ static void core_forward_item(const void *task, int64_t item, void *scratch) {
     const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
     const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS);
     REAL *spare = scratch, *panels = spare + 4 * square, *Q = panels + size * (dp + ep);
-    REAL *W = Q + m * dp, *bias = W + m * ep, *A = t->A + item * square, *Z = t->Z + item * square, shares[TOKENS];
+    REAL *W = Q + m * dp, *bias = W + m * ep, *A = at(t->A, g, c, 0), *Z = at(t->Z, g, c, 0), shares[TOKENS];
     for (int64_t j = 0; j < size; j++) bias[j] = j < m ? 0 : -(REAL)INFINITY;
     pack_transposed(panels, at(t->keys, g, c, 0), t->keys.r, m, t->d, t->scale);
     pack(Q, dp, at(t->queries, g, c, 0), t->queries.r, m, t->d);
@@ -65,24 +56,19 @@ static void core_forward_item(const void *task, int64_t item, void *scratch) {
     }
     const norms x = norms_of(A, m, size, spare);
     pack_square_transposed(Z, size, A, size, m, m, x.column_sum * x.row_sum);
-    pinv_steps(A, Z, t->steps, item, spare, size, t->iterations);
+    pinv_steps(A, Z, t->steps.data ? at(t->steps, g, c, 0) : NULL, spare, size, t->iterations);
     pack_panels(panels, at(t->BV, g, c, 0), t->BV.r, m, t->e);
     times(W, ep, Z, size, panels, m, ep, m, 0);
     unpack(at(t->W, g, c, 0), t->W.r, W, ep, m, t->e);
 }
 
 
-INLINE void take_core_gradients(core_task *t, const int64_t **args) {
-    t->grad_W = take_view(args), t->grad_BV = take_view(args);
-    t->grad_queries = take_view(args), t->grad_keys = take_view(args);
-}
-
 /* Gradients of B V and of the landmarks from that of W; `grad_keys` is added to. */
 static void core_backward_item(const void *task, int64_t item, void *scratch) {
     const core_task *t = task;
     const int64_t g = item / t->C, c = item % t->C, m = t->m, size = t->size, square = size * size;
     const int64_t dp = up_to_multiple(t->d, COLUMNS), ep = up_to_multiple(t->e, COLUMNS), mp = up_to_multiple(m, COLUMNS);
-    const REAL *A = t->A + item * square, *Z = t->Z + item * square;
+    const REAL *A = at(t->A, g, c, 0), *Z = at(t->Z, g, c, 0);
     REAL *grad = scratch, *turned = grad + square, *grad_A = turned + square, *spare = grad_A + square;
     REAL *panels = spare + 5 * square;
     REAL *wide = panels + size * (dp + ep), *result = wide + m * (dp + ep);
@@ -99,7 +85,7 @@ static void core_backward_item(const void *task, int64_t item, void *scratch) {
     const norms x = norms_of(A, m, size, spare);
     const REAL norm = x.column_sum * x.row_sum;
     memset(turned, 0, square * sizeof(REAL));
-    pinv_steps_backward(A, grad, turned, t->steps, item, spare, size, t->iterations);
+    pinv_steps_backward(A, grad, turned, at(t->steps, g, c, 0), spare, size, t->iterations);
     const REAL less = first_step_backward(grad_A, A, grad, turned, size, norm) / (norm * norm);
     for (int64_t i = 0; i < m; i++) {
         if (A[i * size + x.column] > 0) grad_A[i * size + x.column] -= less * x.row_sum;

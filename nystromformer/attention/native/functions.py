@@ -95,15 +95,15 @@ class _FewQueries(Function):
         return *ops.columns_backward(grad, grad_lse, *saved, *ctx.numbers), None, None, None
 
 
-def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """The paper's iteration for `A` (g, r, c) from Aᵀ / `norms` (g,), and what `pinv_gradient` needs of each step,
-    (g, 3, ...), where `keep`."""
+def pinv(A: Tensor, norms: Tensor, iterations: int, keep: bool) -> tuple[Tensor, Tensor]:
+    """The paper's iteration for `A` (g, r, c) from Aᵀ / `norms` (g,), and what `pinv_gradient` needs of its steps,
+    (g, iterations, 3, ...), where `keep`."""
     return ops.pinv(A, norms, iterations, keep)
 
 
-def pinv_gradient(grad: Tensor, A: Tensor, norms: Tensor, *steps: Tensor) -> tuple[Tensor, Tensor]:
+def pinv_gradient(grad: Tensor, A: Tensor, norms: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of `A` but for what comes through `norms`, and Σ A ∘ the gradient of the first Zᵀ."""
-    return ops.pinv_backward(grad, A, norms, list(steps))
+    return ops.pinv_backward(grad, A, norms, steps)
 
 
 def skip(value: Tensor, kernel: Tensor) -> Tensor:
@@ -141,10 +141,10 @@ class _Whole(Function):
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> Tensor:
-        out, *small, steps = ops.nystrom(*inputs, True)
-        *tensors, _, _, ctx.scale = inputs
+        out, small = ops.nystrom(*inputs, True)
+        ctx.sizes = inputs[4:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *small, *steps)
+        ctx.save_for_backward(*inputs[:4], small)
         return out
 
     @staticmethod
@@ -152,9 +152,7 @@ class _Whole(Function):
     def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 7
-        saved = ctx.saved_tensors  # asked for once, as gradient checkpointing wants it
-        inputs_and_small, steps = saved[:11], saved[11:]
-        *grads, of_kernel = ops.nystrom_backward(grad, *inputs_and_small, list(steps), ctx.scale)
+        *grads, of_kernel = ops.nystrom_backward(grad, *ctx.saved_tensors, *ctx.sizes)
         return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None
 
 

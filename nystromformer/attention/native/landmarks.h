@@ -1,21 +1,14 @@
 /* Means over segments of equal size, up to one token: segment j of m begins at token ⌈j·n/m⌉. */
 
 #define SEGMENTS 8         /* of one item of work */
+#define ROWS_AHEAD 32      /* are asked for before they are read */
 #define ADDED_AT_ONCE 128  /* rows: long sums are sums of such sums, which keeps their rounding small */
 
 typedef struct {
-    int64_t threads, G, C, n, m, d, parts;
+    int64_t threads, G, C, n, m, d;
     view tokens, means; /* (g, c, n, d), (g, c, m, d) */
+    int64_t parts;      /* in which items divide a sequence's segments */
 } means_task;
-
-INLINE means_task take_means(const int64_t **args) {
-    means_task t;
-    t.threads = take(args);
-    t.G = take(args), t.C = take(args), t.n = take(args), t.m = take(args), t.d = take(args);
-    t.tokens = take_view(args), t.means = take_view(args);
-    t.parts = parts_of(t.m, SEGMENTS);
-    return t;
-}
 
 INLINE int64_t first_of(const means_task *t, int64_t segment) { return parts_of(segment * t->n, t->m); }
 
@@ -31,6 +24,7 @@ static void means_forward_item(const void *task, int64_t item, void *scratch) {
             memset(some, 0, t->d * sizeof(REAL));
             for (const int64_t until = smaller(r + ADDED_AT_ONCE, end); r < until; r++) {
                 const REAL *row = at(t->tokens, g, c, r);
+                prefetch(row + ROWS_AHEAD * t->tokens.r, 0, r + ROWS_AHEAD < t->n, t->d, 0);
                 for (int64_t k = 0; k < t->d; k++) some[k] += row[k];
             }
             for (int64_t k = 0; k < t->d; k++) total[k] += some[k];

@@ -14,29 +14,22 @@ typedef struct {
     int64_t threads, count, rows, columns, size, iterations;
     view A, Z;      /* (1, c, rows, columns) and (1, c, columns, rows), c matrices */
     REAL *norms;    /* (c): what Aᵀ is divided by for the first Z */
-    const int64_t *steps; /* addresses of (c, 3, size, size) for each step, its Z, Y and T, for the backward; or 0 */
+    REAL *steps;    /* (c, iterations, 3, size, size): Z, Y and T of each step, for the backward; or none */
     view grad, grad_A;
     REAL *dots;     /* (c): Σ A ∘ the gradient of the first Zᵀ */
 } pinv_task;
-
-/* As many addresses as steps; the first is 0 where nothing is kept. */
-INLINE const int64_t *take_steps(const int64_t **args, int64_t iterations) {
-    const int64_t *steps = *args;
-    *args += iterations;
-    return iterations && steps[0] ? steps : NULL;
-}
-
-INLINE REAL *step_of(const int64_t *steps, int64_t i, int64_t item, int64_t square) {
-    return (REAL *)(intptr_t)steps[i] + item * 3 * square;
-}
 
 INLINE pinv_task take_pinv(const int64_t **args) {
     pinv_task t = {0};
     t.threads = take(args);
     t.count = take(args), t.rows = take(args), t.columns = take(args), t.size = take(args);
     t.A = take_view(args), t.Z = take_view(args);
-    t.norms = (REAL *)(intptr_t)take(args), t.iterations = take(args), t.steps = take_steps(args, t.iterations);
+    t.norms = (REAL *)(intptr_t)take(args), t.iterations = take(args), t.steps = (REAL *)(intptr_t)take(args);
     return t;
+}
+
+INLINE REAL *steps_of(const pinv_task *t, int64_t item) {
+    return t->steps ? t->steps + item * t->iterations * 3 * t->size * t->size : NULL;
 }
 
 /* A matrix of rows × columns numbers as a square with zeros beyond, the second time transposed and divided. */
@@ -88,14 +81,13 @@ NOT_INLINE void symmetric_times(REAL *C, const REAL *A, const REAL *B, const REA
         }
 }
 
-/* `current` from the first Z to the last, for the `item`-th matrix, a square A. Z, Y and T of each step go to `steps`,
-   where there are any; `spare` is four squares. */
-static void pinv_steps(const REAL *A, REAL *current, const int64_t *steps, int64_t item, REAL *spare, int64_t size,
-                       int64_t iterations) {
+/* `current` from the first Z to the last, for a square A. Z, Y and T of each step go to `steps`, where it is given;
+   `spare` is four squares. */
+static void pinv_steps(const REAL *A, REAL *current, REAL *steps, REAL *spare, int64_t size, int64_t iterations) {
     const int64_t square = size * size;
     times_squares *times_symmetric = iterations <= STEPS_SYMMETRIC ? symmetric_times : square_times;
     for (int64_t i = 0; i < iterations; i++) {
-        REAL *Z = steps ? step_of(steps, i, item, square) : spare + square, *Y = Z + square, *T = Y + square;
+        REAL *Z = steps ? steps + i * 3 * square : spare + square, *Y = Z + square, *T = Y + square;
         memcpy(Z, current, square * sizeof(REAL));
         times_symmetric(Y, A, Z, Y, size, 1, 0);
         times_symmetric(spare, Y, Y, Y, size, -1, 7); /* Y (7 I − Y) */
@@ -110,7 +102,7 @@ static void pinv_forward_item(const void *task, int64_t item, void *scratch) {
     REAL *A = scratch, *current = A + square, *spare = current + square;
     pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
     pack_square_transposed(current, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns, t->norms[item]);
-    pinv_steps(A, current, t->steps, item, spare, size, t->iterations);
+    pinv_steps(A, current, steps_of(t, item), spare, size, t->iterations);
     unpack(at(t->Z, 0, item, 0), t->Z.r, current, size, t->columns, t->rows);
 }
 
@@ -158,13 +150,13 @@ static void horner_backward(REAL *grad_Y, const REAL *grad_T, const REAL *Y, REA
 
 /* `grad` from that of the last Z to that of the first, and what the steps add to `grad_A`; `spare` is five squares.
    All gradients are transposed here: then Xᵀ D is D' X, D Xᵀ is X D', and no matrix has to be turned. */
-static void pinv_steps_backward(const REAL *A, REAL *grad, REAL *grad_A, const int64_t *steps, int64_t item, REAL *spare,
-                                int64_t size, int64_t iterations) {
+static void pinv_steps_backward(const REAL *A, REAL *grad, REAL *grad_A, const REAL *steps, REAL *spare, int64_t size,
+                                int64_t iterations) {
     const int64_t square = size * size;
     const int symmetric = iterations <= STEPS_SYMMETRIC;
     REAL *grad_T = spare, *grad_Y = grad_T + square, *next = grad_Y + square;
     for (int64_t i = iterations - 1; i >= 0; i--) {
-        const REAL *Z = step_of(steps, i, item, square), *Y = Z + square, *T = Y + square;
+        const REAL *Z = steps + i * 3 * square, *Y = Z + square, *T = Y + square;
         if (symmetric) {
             square_times(next, grad, Z, grad, size, (REAL)(-1.0 / 4), 0);
             add_turned(grad_T, next, next, size, (REAL)0.5, (REAL)0.5, 0);
@@ -198,7 +190,7 @@ static void pinv_backward_item(const void *task, int64_t item, void *scratch) {
     pack_square(A, size, at(t->A, 0, item, 0), t->A.r, t->rows, t->columns);
     pack_square_transposed(grad, size, at(t->grad, 0, item, 0), t->grad.r, t->columns, t->rows, 1);
     memset(grad_A, 0, square * sizeof(REAL));
-    pinv_steps_backward(A, grad, grad_A, t->steps, item, spare, size, t->iterations);
+    pinv_steps_backward(A, grad, grad_A, steps_of(t, item), spare, size, t->iterations);
     t->dots[item] = first_step_backward(spare, A, grad, grad_A, size, t->norms[item]);
     unpack(at(t->grad_A, 0, item, 0), t->grad_A.r, spare, size, t->rows, t->columns);
 }

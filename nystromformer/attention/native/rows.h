@@ -28,20 +28,27 @@ typedef struct {
     size_t scratch;                       /* bytes that an item needs */
 } rows_task;
 
-/* The sizes and views that both directions begin with. */
-INLINE rows_task take_rows(const int64_t **args, double scale, int64_t rows_each) {
-    rows_task t = {0};
-    t.threads = take(args);
-    t.G = take(args), t.C = take(args), t.n = take(args), t.s = take(args), t.d = take(args), t.e = take(args);
-    t.shared = take(args);
-    t.query = take_view(args), t.key = take_view(args), t.value = take_view(args), t.bias = take_view(args);
-    t.scale = (REAL)scale;
+/* With all that follows from sizes. */
+INLINE rows_task sized_rows(rows_task t, int64_t rows_each) {
     t.sp = up_to_multiple(t.s, COLUMNS), t.dp = up_to_multiple(t.d, COLUMNS), t.ep = up_to_multiple(t.e, COLUMNS);
     rows_each = rows_of_item(rows_each, t.dp, t.ep);
     t.g_each = t.shared ? smaller(t.G, parts_of(rows_each, t.n)) : 1;
     t.g_parts = parts_of(t.G, t.g_each);
     t.r_each = t.shared ? t.n : rows_each;
     t.r_parts = parts_of(t.n, t.r_each);
+    return t;
+}
+
+INLINE int64_t rows_items(const rows_task *t) { return t->C * t->g_parts * t->r_parts; }
+
+/* The sizes and views that both directions begin with. */
+INLINE rows_task take_rows(const int64_t **args, double scale) {
+    rows_task t = {0};
+    t.threads = take(args);
+    t.G = take(args), t.C = take(args), t.n = take(args), t.s = take(args), t.d = take(args), t.e = take(args);
+    t.shared = take(args);
+    t.query = take_view(args), t.key = take_view(args), t.value = take_view(args), t.bias = take_view(args);
+    t.scale = (REAL)scale;
     return t;
 }
 
@@ -133,12 +140,8 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
     }
 }
 
-INLINE int64_t rows_items(const rows_task *t) { return t->C * t->g_parts * t->r_parts; }
-
-INLINE rows_task take_rows_forward(const int64_t **args, double scale) {
-    rows_task t = take_rows(args, scale, ROWS_FORWARD);
-    t.out = take_view(args), t.lse = take_view(args), t.skip = take_view(args), t.kernel = take_view(args);
-    t.taps = take(args);
+INLINE rows_task sized_rows_forward(rows_task t) {
+    t = sized_rows(t, ROWS_FORWARD);
     t.scratch = (t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep + t.taps) *
                 sizeof(REAL);
     return t;
@@ -149,7 +152,9 @@ static int run_rows_forward(const rows_task *t) {
 }
 
 ENTRY(rows_forward)(const int64_t *args, double scale) {
-    const rows_task t = take_rows_forward(&args, scale);
+    rows_task t = take_rows(&args, scale);
+    t.out = take_view(&args), t.lse = take_view(&args);
+    t = sized_rows_forward(t);
     return run_rows_forward(&t);
 }
 
@@ -219,10 +224,8 @@ static void rows_backward_sum(const void *task, int64_t item, void *scratch) {
 }
 
 /* With memory for `partial`, NULL where there is none. */
-INLINE rows_task take_rows_backward(const int64_t **args, double scale) {
-    rows_task t = take_rows(args, scale, ROWS_BACKWARD);
-    t.grad = take_view(args), t.grad_lse = take_view(args);
-    t.grad_query = take_view(args), t.grad_key = take_view(args), t.grad_value = take_view(args);
+INLINE rows_task sized_rows_backward(rows_task t) {
+    t = sized_rows(t, ROWS_BACKWARD);
     t.partial = malloc(rows_items(&t) * t.s * (t.dp + t.ep) * sizeof(REAL) + 1);
     t.scratch = ((t.d + t.e) * t.sp + t.s * t.dp + t.sp + TOKENS * (2 * t.dp + t.ep + 2 * t.sp)) * sizeof(REAL);
     return t;
@@ -235,7 +238,10 @@ static int run_rows_backward(const rows_task *t) {
 }
 
 ENTRY(rows_backward)(const int64_t *args, double scale) {
-    const rows_task t = take_rows_backward(&args, scale);
+    rows_task t = take_rows(&args, scale);
+    t.grad = take_view(&args), t.grad_lse = take_view(&args);
+    t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
+    t = sized_rows_backward(t);
     const int outcome = t.partial ? run_rows_backward(&t) : OUT_OF_MEMORY;
     free(t.partial);
     return outcome;

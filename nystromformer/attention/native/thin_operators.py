@@ -59,12 +59,10 @@ def _seen(x: Tensor, blocks: int, block: int | None) -> Tensor:
     return x.unfold(0, 3 * block, block).transpose(2, 3)
 
 
-Arguments = tuple[list[Tensor], list[int]]
-"""Tensors that must stay alive during a call, and the numbers that it takes."""
-
-
-def _inputs(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, block: int | None) -> Arguments:
-    """Those that all calls begin with."""
+def _inputs(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, block: int | None
+) -> tuple[list[Tensor], list[int]]:
+    """Tensors that must stay alive during a call, and the numbers that all calls begin with."""
     groups, heads = query.shape[:2]
     held = [in_rows(query), _seen(key, groups, block), _seen(value, groups, block)]
     bias = None if bias is None else in_rows(bias[:, :, 0].expand(groups, heads, held[1].shape[2]))
@@ -73,30 +71,13 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, bloc
     return held + ([] if bias is None else [bias]), numbers
 
 
-def rows_arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor | None,
-    skip: Tensor | None = None,
-    kernel: Tensor | None = None,
-) -> Arguments:
-    """Of attention to few keys; with the convolution of `skip` (g, c, n, e) with `kernel` (c, k) added, where given."""
-    held, numbers = _inputs(query, key, value, bias, None)
-    taps = 0 if kernel is None else kernel.shape[1]
-    numbers += (*view(out), *one_row(lse), *view(skip), *one_row(None if kernel is None else kernel[None]), taps)
-    return held, numbers
-
-
 def rows(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention to few keys."""
+    held, numbers = _inputs(query, key, value, bias, None)
     out, lse = _rows_shapes(query, key, value, bias, scale, with_lse)
-    held, numbers = rows_arguments(query, key, value, bias, out, lse if with_lse else None)
-    call("rows_forward", query.dtype, scale, *numbers)
+    call("rows_forward", query.dtype, scale, *numbers, *view(out), *one_row(lse if with_lse else None))
     del held
     return out, lse
 
@@ -105,24 +86,6 @@ def _rows_shapes(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor]:
     return new_rows(query, value.shape[-1]), query.new_empty(query.shape[:3] if with_lse else (0,))
-
-
-def rows_backward_arguments(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    grads: tuple[Tensor, ...],
-) -> Arguments:
-    """`grads` are memory for gradients of query, key and value."""
-    held, numbers = _inputs(query, key, value, bias, None)
-    grad, grad_lse = in_rows(grad), None if grad_lse is None else in_rows(grad_lse)
-    held += (grad,) if grad_lse is None else (grad, grad_lse)
-    views = (x if x.dim() == 4 else x[None] for x in grads)
-    numbers += (*view(grad), *one_row(grad_lse), *(number for x in views for number in view(x)))
-    return held, numbers
 
 
 def rows_backward(
@@ -134,9 +97,12 @@ def rows_backward(
     bias: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    held, numbers = _inputs(query, key, value, bias, None)
     grads = _rows_backward_shapes(grad, grad_lse, query, key, value, bias, scale)
-    held, numbers = rows_backward_arguments(grad, grad_lse, query, key, value, bias, grads)
-    call("rows_backward", query.dtype, scale, *numbers)
+    grad, grad_lse = in_rows(grad), None if grad_lse is None else in_rows(grad_lse)
+    views = (x if x.dim() == 4 else x[None] for x in grads)
+    places = (number for x in views for number in view(x))
+    call("rows_backward", query.dtype, scale, *numbers, *view(grad), *one_row(grad_lse), *places)
     del held
     return grads
 
@@ -154,27 +120,13 @@ def _rows_backward_shapes(
     return new(query), new(key), new(value)
 
 
-def columns_arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    block: int | None,
-    out: Tensor,
-    lse: Tensor,
-) -> Arguments:
-    """Of attention of few queries."""
-    held, numbers = _inputs(query, key, value, bias, block)
-    return held, [*numbers, *view(out), *one_row(lse)]
-
-
 def columns(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, block: int | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of few queries."""
+    held, numbers = _inputs(query, key, value, bias, block)
     out, lse = _columns_shapes(query, key, value, bias, scale, block)
-    held, numbers = columns_arguments(query, key, value, bias, block, out, lse)
-    call("columns_forward", query.dtype, scale, *numbers)
+    call("columns_forward", query.dtype, scale, *numbers, *view(out), *one_row(lse))
     del held
     return out, lse
 
@@ -183,40 +135,6 @@ def _columns_shapes(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, block: int | None
 ) -> tuple[Tensor, Tensor]:
     return new_rows(query, value.shape[-1]), query.new_empty(query.shape[:3])
-
-
-KEYS_ADD, QUERIES_ADD = 1, 2
-"""Gradients of keys and values, and of queries, are added to what their memory holds."""
-
-
-def columns_backward_arguments(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    block: int | None,
-    grads: tuple[Tensor, ...],
-    adds: int,
-    skip: tuple[Tensor, Tensor, Tensor] | None = None,
-    grad_means: Tensor | None = None,
-) -> Arguments:
-    """`skip` is a gradient (g, c, s, e) of the skip convolution of the values, its kernel (c, k), and memory for the
-    kernel's gradient; `grad_means` (g, c, m, d) is one of means over segments of the keys."""
-    held, numbers = columns_arguments(query, key, value, bias, block, out := in_rows(out), lse := in_rows(lse))
-    grad, grad_lse = in_rows(grad), None if grad_lse is None else in_rows(grad_lse)
-    held += (out, lse, grad) if grad_lse is None else (out, lse, grad, grad_lse)
-    views = (grads[0], *(_seen(x, query.shape[0], block) for x in grads[1:]))
-    numbers += (*view(grad), *one_row(grad_lse), *(number for x in views for number in view(x)))
-    if skip is None:
-        numbers += (*_NONE * 3, 0)
-    else:
-        numbers += (*view(skip[0]), *one_row(skip[1][None]), *one_row(skip[2][None]), skip[1].shape[1])
-    numbers += (*view(grad_means), 0 if grad_means is None else grad_means.shape[2], adds)
-    return held, numbers
 
 
 def columns_backward(
@@ -233,16 +151,20 @@ def columns_backward(
     into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`into` are gradients of keys and values to be added to."""
+    held, numbers = _inputs(query, key, value, bias, block)
     grads = _columns_backward_shapes(grad, grad_lse, query, key, value, bias, out, lse, scale, block)
     if into is not None:
         grads = (grads[0], *into)
     elif block is not None:  # what several blocks see gets a sum
         grads[1].zero_()
         grads[2].zero_()
-    adds = 0 if into is None and block is None else KEYS_ADD
-    inputs = grad, grad_lse, query, key, value, bias, out, lse, block
-    held, numbers = columns_backward_arguments(*inputs, grads, adds)
-    call("columns_backward", query.dtype, scale, *numbers)
+    grad, out, lse = in_rows(grad), in_rows(out), in_rows(lse)
+    grad_lse = None if grad_lse is None else in_rows(grad_lse)
+    views = (grads[0], *(_seen(x, query.shape[0], block) for x in grads[1:]))
+    places = (number for x in views for number in view(x))
+    of_results = (*view(out), *one_row(lse), *view(grad), *one_row(grad_lse))
+    adds = int(into is not None or block is not None)
+    call("columns_backward", query.dtype, scale, *numbers, *of_results, *places, adds)
     del held
     return grads
 

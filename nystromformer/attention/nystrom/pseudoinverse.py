@@ -112,10 +112,10 @@ def _iterate(A: Tensor, iterations: int, together: int) -> tuple[Tensor, ...]:
 
 
 def _iterate_native(A: Tensor, iterations: int, together: int, needs_steps: bool) -> tuple[Tensor, ...]:
-    """The same with one tensor for each step, (g, 3, ...), or without them."""
+    """The same with one tensor for all steps, or without them."""
     norms, *of_norms = _norms(A, together)
     Z, steps = pinv(A, _for_each(norms, together), iterations, needs_steps)
-    return Z, norms, *of_norms, *steps
+    return Z, norms, *of_norms, *([steps] if needs_steps else [])
 
 
 def _for_each(norms: Tensor, together: int) -> Tensor:
@@ -151,8 +151,8 @@ class _IterativePinv(Function):
             kept = list(_iterate(A, ctx.iterations, ctx.together))[1:]
         norms, *of_norms = kept[:5]
         steps = kept[5:]
-        # Machine code keeps one tensor for each step.
-        gradient = pinv_gradient if len(steps) == ctx.iterations else _steps_gradient
+        # Machine code keeps one tensor for all steps.
+        gradient = pinv_gradient if len(steps) == 1 else _steps_gradient
         grad_A, dots = gradient(grad, A, _for_each(norms, ctx.together), *steps)
         return _with_norms(grad_A, dots, A, ctx.together, norms, *of_norms), None, None, None
 

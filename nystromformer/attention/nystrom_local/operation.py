@@ -186,6 +186,7 @@ class NystromLocalAttention(LandmarkAttention):
     """
 
     name = "nystrom-local"
+    suits_trained_weights = True
     operation = staticmethod(nystrom_local_attention)
     packed_operation = staticmethod(nystrom_local_attention_varlen)
 

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoModel, PreTrainedModel, TrainingArguments
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from nystromformer.attention.registry import parse_attention_name
 from nystromformer.checks import check_choice, check_odd, parse_names
 from nystromformer.data.corpus.text import corpus_files
 from nystromformer.data.corpus.windows import Windows, read_windows
@@ -53,7 +54,7 @@ from nystromformer.training.finetuning.models import ATTENTION_DROPOUTS, Source,
 from nystromformer.training.run import check_folder, run_to_end
 from nystromformer.training.shared.arguments import CorpusOptions, Run
 from nystromformer.training.shared.callbacks import callbacks_of
-from nystromformer.training.shared.recipes import DISTILLATION_RECIPES, DistillationRecipe
+from nystromformer.training.shared.recipes import DISTILLATION_RECIPES, NEAR, DistillationRecipe
 from nystromformer.training.sweep import TABLE
 
 SENSITIVITY = "sensitivity.json"
@@ -129,7 +130,8 @@ class DistillOptions(CorpusOptions):
 
     @cached_property
     def recipe(self) -> DistillationRecipe:
-        recipe = DISTILLATION_RECIPES[self.preset].changed(**self.changes)
+        near = NEAR if parse_attention_name(self.attention)[0].suits_trained_weights else {}
+        recipe = DISTILLATION_RECIPES[self.preset].changed(**near).changed(**self.changes)
         room = self.source.max_length
         if "max_length" not in self.changes and room is not None:  # only a length that was asked for lengthens a model
             recipe = recipe.changed(max_length=min(recipe.max_length, room))

@@ -6,7 +6,7 @@ from largest_tensor import Largest, saved_sizes
 
 from nystromformer import nystrom_attention
 
-BATCH, HEADS, LENGTH, WIDTH, LANDMARKS = 1, 2, 1024, 8, 64
+BATCH, HEADS, LENGTH, WIDTH, LANDMARKS = 1, 2, 2048, 8, 64
 LIMIT = BATCH * HEADS * LENGTH * LANDMARKS  # what one n×m matrix for each head holds
 
 

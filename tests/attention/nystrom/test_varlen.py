@@ -162,7 +162,7 @@ def test_autocast_changes_nothing_for_float32(way):
 
 
 def test_nothing_of_n_by_m_elements_is_made_or_saved(way):
-    lengths, m = [700, 20, 304], 64
+    lengths, m = [3000, 20, 1304], 64
     leaves = [x.detach().repeat(1, 1, 2)[..., :8].requires_grad_() for x in inputs(lengths, dtype=torch.float32)]
     saved = []
     keep = lambda x: saved.append(x.untyped_storage().nbytes() // x.element_size()) or x
