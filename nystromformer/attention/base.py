@@ -167,7 +167,7 @@ class Attention(nn.Module):
         if self.needs_fixed_length and not torch.compiler.is_compiling():
             longest = max(packed.queries.read_lengths())
         for name, rows in (("query", packed.query), ("key", packed.key), ("value", packed.value)):
-            self._check_sizes(name, rows, f"(tokens, {self.num_heads}, {self.head_dim})", longest)
+            self._check_sizes(name, rows, "(tokens, {h}, {d})", longest)
         arguments = self.arguments(packed.as_one[0])
         if self.packed_operation is None:
             return packed.result(each_alone(self.operation, packed, max_seqlen, **arguments))
@@ -187,14 +187,14 @@ class Attention(nn.Module):
 
     def _check_size(self, name: str, tensor: Tensor) -> None:
         check_tokens(name, tensor)
-        self._check_sizes(name, tensor, f"(batch, {self.num_heads}, length, {self.head_dim})", tensor.shape[2])
+        self._check_sizes(name, tensor, "(batch, {h}, length, {d})", tensor.shape[2])
 
     def _check_sizes(self, name: str, tensor: Tensor, wanted: str, length: int | None) -> None:
         """What only the module knows; the operation checks everything else."""
         if tensor.shape[1] != self.num_heads or tensor.shape[-1] != self.head_dim:
             raise ValueError(
                 f"{name} has shape {shape_of(tensor)}: {type(self).__name__} was built with num_heads={self.num_heads} "
-                f"and head_dim={self.head_dim}, so it must be {wanted}."
+                f"and head_dim={self.head_dim}, so it must be {wanted.format(h=self.num_heads, d=self.head_dim)}."
             )
         most = self.max_length if self.needs_fixed_length else None
         if most is not None and length is not None and length > most:

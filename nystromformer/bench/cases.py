@@ -150,7 +150,7 @@ def _forward(case: Case, inputs: Inputs) -> tuple[Callable[[], Tensor], list[nn.
             if case.attention == DENSE
             else build_attention(case.attention, num_heads=case.heads, head_dim=case.head_dim, max_length=case.length)
         )
-        split = lambda x: x.unflatten(2, (case.heads, case.head_dim)).transpose(1, 2)
+        split = lambda x: x.view(*x.shape[:2], case.heads, case.head_dim).transpose(1, 2)
 
         def call() -> Tensor:
             out = module(split(inputs.query), split(inputs.key), split(inputs.value), inputs.mask)
