@@ -14,8 +14,8 @@ typedef struct {
     view skip, kernel, grad_kernel; /* backward: gradients (g, c, s, e) of a skip convolution of the values with kernels
                                        (c, taps), whose gradients are wanted, too; or none */
     int64_t taps;
-    view grad_means; /* backward: gradients (g, c, m, d) of means over m segments of the keys, or none */
-    int64_t m;
+    int64_t m;              /* segments of the keys, as in landmarks.h, whose means are wanted, too; or 0 */
+    view means, grad_means; /* (g, c, m, d): forward, backward */
     REAL scale;
     int64_t np, dp, ep;       /* n, d, e up to a multiple of COLUMNS */
     int64_t s_each, s_parts;  /* how items divide the keys */
@@ -43,11 +43,29 @@ INLINE columns_task take_columns(const int64_t **args, double scale) {
     return t;
 }
 
-/* What one item of the forward gives: sums of weighted values (n × ep), and the maximum and the sum of the weights. */
-INLINE int64_t summary_size(const columns_task *t) { return t->n * t->ep + 2 * t->np; }
+/* What one item of the forward gives: sums of weighted values (n × ep), the maximum and the sum of the weights, and sums
+   over segments of the keys (m × dp). */
+INLINE int64_t summary_size(const columns_task *t) { return t->n * t->ep + 2 * t->np + t->m * t->dp; }
 
 INLINE REAL *maxima_of(const columns_task *t, REAL *summary) { return summary + t->n * t->ep; }
 INLINE REAL *sums_of(const columns_task *t, REAL *summary) { return maxima_of(t, summary) + t->np; }
+INLINE REAL *segments_of(const columns_task *t, REAL *summary) { return sums_of(t, summary) + t->np; }
+
+INLINE int64_t segment_begin(const columns_task *t, int64_t j) { return parts_of(j * t->s, t->m); }
+
+/* Adds keys `first` to `first` + `rows`, in K, to the sums over their segments. */
+static void add_to_sums(const columns_task *t, const REAL *K, int64_t first, int64_t rows, REAL *segments) {
+    const int64_t dp = t->dp;
+    for (int64_t r = 0, j = first * t->m / t->s; r < rows; j++) {
+        const int64_t end = smaller(segment_begin(t, j + 1) - first, rows);
+        for (int64_t k = 0; k < dp; k += LANES) {
+            vector total = {0};
+            for (int64_t i = r; i < end; i++) total += load(K + i * dp + k);
+            store(segments + j * dp + k, load(segments + j * dp + k) + total);
+        }
+        r = end;
+    }
+}
 
 /* The result of (g, c) from its summary. */
 static void finish_columns(const columns_task *t, int64_t g, int64_t c, REAL *summary) {
@@ -57,6 +75,11 @@ static void finish_columns(const columns_task *t, int64_t g, int64_t c, REAL *su
         const REAL share = 1 / sums[i];
         for (int64_t k = 0; k < t->e; k++) out[k] = summary[i * t->ep + k] * share;
         at(t->lse, g, c, 0)[i] = maxima[i] + (IS_FLOAT ? (REAL)logf((float)sums[i]) : (REAL)log((double)sums[i]));
+    }
+    for (int64_t j = 0; j < t->m; j++) {
+        const REAL *segment = segments_of(t, summary) + j * t->dp;
+        const REAL share = (REAL)1 / (segment_begin(t, j + 1) - segment_begin(t, j));
+        for (int64_t k = 0; k < t->d; k++) at(t->means, g, c, j)[k] = segment[k] * share;
     }
 }
 
@@ -105,6 +128,7 @@ static void columns_forward_item(const void *task, int64_t item, void *scratch) 
         const int64_t next = smaller(TOKENS, end - r - rows);
         prefetch(at(t->key, g, c, r + rows), t->key.r, next, t->d, 0);
         prefetch(at(t->value, g, c, r + rows), t->value.r, next, t->e, 0);
+        if (t->m) add_to_sums(t, K, r, rows, segments_of(t, summary));
         times(S, np, K, dp, QT, rows, np, t->d, 0);
         softmax_columns(S, rows, t->bias.data ? at(t->bias, g, c, 0) + r : NULL, t, summary);
         add_transposed_times(summary, ep, S, np, V, ep, t->n, ep, rows);
@@ -128,6 +152,9 @@ static void columns_forward_merge(const void *task, int64_t item, void *scratch)
             maxima[i] = most;
             sums[i] = a * sums[i] + b * sums_of(t, next)[i];
         }
+        REAL *segments = segments_of(t, first);
+        for (int64_t k = 0; k < t->m * t->dp; k += LANES)
+            store(segments + k, load(segments + k) + load(segments_of(t, next) + k));
     }
     finish_columns(t, item % t->G, item / t->G, first);
 }
@@ -170,12 +197,12 @@ INLINE int64_t taps_padded(const columns_task *t) { return up_to_multiple(t->tap
 /* Adds their share of the gradient of segment means to gradients of keys `first` to `first` + `rows`. */
 INLINE void add_to_segments(const columns_task *t, int64_t g, int64_t c, int64_t first, int64_t rows, REAL *grad,
                             int64_t stride) {
-    int64_t j = first * t->m / t->s, end = parts_of((j + 1) * t->s, t->m);
-    REAL share = (REAL)1 / (end - parts_of(j * t->s, t->m));
+    int64_t j = first * t->m / t->s, end = segment_begin(t, j + 1);
+    REAL share = (REAL)1 / (end - segment_begin(t, j));
     for (int64_t r = first; r < first + rows; r++, grad += stride) {
         if (r == end) {
             j++;
-            end = parts_of((j + 1) * t->s, t->m);
+            end = segment_begin(t, j + 1);
             share = (REAL)1 / (end - r);
         }
         const REAL *mean = at(t->grad_means, g, c, j);

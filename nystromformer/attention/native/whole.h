@@ -1,10 +1,10 @@
-/* Nyström attention as a whole: means of queries and keys, B V, what is small, and F W.
+/* Nyström attention as a whole: means of queries, B V with means of keys, what is small, and F W.
 
    Where no head's sequence is divided, heads are taken one by one, from the first step to the last, so that what a head
    has stays in a cache and threads meet once. Otherwise all heads take each step together. */
 
 typedef struct {
-    means_task queries, keys;
+    means_task queries;
     columns_task columns;
     core_task core;
     rows_task rows;
@@ -39,13 +39,11 @@ INLINE whole_task take_whole(const int64_t **args, double scale) {
     if (keeps) core->steps = next_part(&small, iterations * 3 * size, size);
     core->W = next_part(&small, m, e), core->BV = next_part(&small, m, e);
     core->queries = next_part(&small, m, d), core->keys = next_part(&small, m, d);
-    view lse = next_part(&small, 1, m);
-    const int64_t parts = parts_of(m, SEGMENTS);
-    t.queries = (means_task){threads, G, C, n, m, d, query, core->queries, parts};
-    t.keys = (means_task){threads, G, C, s, m, d, key, core->keys, parts};
+    const view lse = next_part(&small, 1, m);
+    t.queries = (means_task){threads, G, C, n, m, d, query, core->queries, parts_of(m, SEGMENTS)};
     t.columns = (columns_task){.threads = threads, .G = G, .C = C, .n = m, .s = s, .d = d, .e = e, .scale = (REAL)scale};
     t.columns.query = core->queries, t.columns.key = key, t.columns.value = value;
-    t.columns.out = core->BV, t.columns.lse = lse;
+    t.columns.out = core->BV, t.columns.lse = lse, t.columns.m = m, t.columns.means = core->keys;
     t.rows = (rows_task){.threads = threads, .G = G, .C = C, .n = n, .s = m, .d = d, .e = e, .scale = (REAL)scale};
     t.rows.query = query, t.rows.key = core->keys, t.rows.value = core->W;
     if (taps) t.rows.skip = value, t.rows.kernel = kernel, t.rows.taps = taps;
@@ -74,7 +72,6 @@ INLINE void each_part(work_on_item *work, const means_task *t, int64_t head, voi
 static void whole_forward_item(const void *task, int64_t head, void *scratch) {
     const whole_task *t = task;
     each_part(means_forward_item, &t->queries, head, scratch);
-    each_part(means_forward_item, &t->keys, head, scratch);
     columns_forward_item(&t->columns, head, scratch);
     core_forward_item(&t->core, core_item(&t->core, head), scratch);
     rows_forward_item(&t->rows, head, scratch);
@@ -87,7 +84,6 @@ ENTRY(nystrom_forward)(const int64_t *args, double scale) {
     if (head_by_head(&t))
         return nystrom_for_each_item(whole_forward_item, &t, heads_of(&t.core), largest_scratch(&t), t.rows.threads);
     int outcome = run_means_forward(&t.queries);
-    if (outcome == DONE) outcome = run_means_forward(&t.keys);
     if (outcome == DONE) outcome = run_columns_forward(&t.columns);
     if (outcome == DONE)
         outcome = nystrom_for_each_item(core_forward_item, &t.core, heads_of(&t.core), t.core.scratch, t.core.threads);
@@ -131,7 +127,7 @@ ENTRY(nystrom_backward)(const int64_t *args, double scale) {
     t.rows.grad_key = core->grad_keys, t.rows.grad_value = core->grad_W;
     t.columns.grad = core->grad_BV, t.columns.grad_query = core->grad_queries, t.columns.adds = QUERIES_ADD;
     t.columns.grad_key = grad_key, t.columns.grad_value = grad_value;
-    t.columns.grad_means = core->grad_keys, t.columns.m = core->m;
+    t.columns.grad_means = core->grad_keys;
     t.columns.kernel = t.rows.kernel, t.columns.grad_kernel = grad_kernel, t.columns.taps = t.rows.taps;
     if (t.rows.taps) t.columns.skip = grad;
     t.queries.tokens = grad_query, t.queries.means = core->grad_queries;
