@@ -146,6 +146,15 @@ class NystromformerForMaskedTokens(LongRangeArenaModel):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
+    def start_at(self, frequencies: Tensor) -> None:
+        """Let the first guess of each token be its frequency, whatever stands around it.
+
+        Otherwise that is the first thing to be learned, and every token's vector gets a large part in common for it,
+        which the task's own head then has to look past.
+        """
+        with torch.no_grad():
+            self.decoder.bias.copy_(frequencies.log())
+
     @can_return_tuple
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,

@@ -89,11 +89,14 @@ class SelfPretraining(Cell[Splits]):
 
     def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
         dev, fields = data.dev.some(DEV_EXAMPLES), self.recipe.model_fields(TASKS[self.task])
+        model = NystromformerForMaskedTokens(lra_config(attention=self.attention, **fields))
+        inputs = MaskedExamples(data.train, self.recipe.masked, self.seed)
+        model.start_at(inputs.frequencies(model.config.vocab_size))
         return MaskedTrainer(
-            model=NystromformerForMaskedTokens(lra_config(attention=self.attention, **fields)),
+            model=model,
             args=arguments,
             data_collator=as_is,
-            train_dataset=MaskedExamples(data.train, self.recipe.masked, self.seed),
+            train_dataset=inputs,
             eval_dataset=MaskedExamples(dev, self.recipe.masked, self.seed),
             compute_metrics=masked_accuracy,
             callbacks=[Clock(), *callbacks],

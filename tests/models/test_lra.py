@@ -128,3 +128,17 @@ def test_a_classifier_takes_the_encoder_over(tmp_path):
     classifier = NystromformerForLongRangeArena.from_pretrained(tmp_path)
     for name, parameter in classifier.nystromformer.named_parameters():
         assert torch.equal(parameter, model.nystromformer.get_parameter(name))
+
+
+def test_masked_tokens_are_first_guessed_by_their_frequency():
+    """The loss then begins at the entropy of the frequencies, where a vector has nothing in common to learn."""
+    torch.manual_seed(0)
+    model = NystromformerForMaskedTokens(config()).eval()
+    frequencies = torch.softmax(3 * torch.randn(32), 0)
+    model.start_at(frequencies)
+    ids = torch.multinomial(frequencies, 40 * 64, replacement=True).reshape(40, 64)
+    with torch.no_grad():
+        loss = model(torch.where(torch.arange(64) % 2 == 0, 0, ids), labels=ids).loss
+    entropy = -(frequencies * frequencies.log()).sum()
+    assert entropy < 0.7 * torch.tensor(32.0).log()
+    assert abs(loss - entropy) < 0.3

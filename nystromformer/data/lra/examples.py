@@ -204,6 +204,18 @@ class MaskedExamples(torch.utils.data.Dataset):
         labels = torch.where(masked, ids, UNMASKED)
         return batch | {"input_ids": torch.where(masked, MASK, ids), "labels": labels}
 
+    def frequencies(self, vocabulary: int, most: int = 1_000) -> Tensor:
+        """The share of each id among the tokens of at most so many examples, as if each had been there once more.
+
+        >>> MaskedExamples(Examples((Sequences.of([bytes([0, 0, 2])]),), np.array([0])), 0.5, 0).frequencies(4)
+        tensor([0.1429, 0.4286, 0.1429, 0.2857])
+        """
+        examples = self.examples.some(most)
+        ids = (examples[position]["input_ids"] for position in range(len(examples)))
+        counts = sum(torch.bincount(each.flatten(), minlength=vocabulary) for each in ids) + 1
+        counts[PADDING] = 1
+        return counts / counts.sum()
+
     def _draw(self, epoch: int, index: int, shape: tuple[int, ...]) -> np.ndarray:
         # Column by column, so that how far a batch is padded changes nothing.
         return self.share > np.random.default_rng([self.seed, epoch, index]).random(shape[::-1]).T
