@@ -211,8 +211,9 @@ class MaskedExamples(torch.utils.data.Dataset):
         tensor([0.1429, 0.4286, 0.1429, 0.2857])
         """
         examples = self.examples.some(most)
-        ids = (examples[position]["input_ids"] for position in range(len(examples)))
-        counts = sum(torch.bincount(each.flatten(), minlength=vocabulary) for each in ids) + 1
+        counts = torch.ones(vocabulary, dtype=torch.long)
+        for position in range(len(examples)):
+            counts += torch.bincount(examples[position]["input_ids"].flatten(), minlength=vocabulary)
         counts[PADDING] = 1
         return counts / counts.sum()
 
