@@ -87,14 +87,14 @@ def test_pseudoinverses_and_gradients_are_those_of_the_steps(machine_code, shape
 
 
 @pytest.mark.parametrize("spread", [0.1, 1, 10])
-def test_six_steps_in_float32_are_exact_to_five_digits(machine_code, spread):
+def test_six_steps_in_float32_leave_little_rounding(machine_code, spread):
     A = torch.softmax(spread * draw(24, 64, 64), -1)
     norms = A.sum(1).amax(1)
     ours = pinv(A.float(), norms.float(), 6, False)[0]
     with native.without_native():
         exact = iterative_pinv(A)
     error = torch.linalg.matrix_norm(ours - exact) / torch.linalg.matrix_norm(exact)
-    assert error.max() < 1e-5
+    assert error.max() < 3e-6
 
 
 def results(name, threads, dtype=torch.float32, mask=None, batch=2):

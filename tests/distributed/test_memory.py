@@ -7,7 +7,7 @@ from largest_tensor import Largest, saved_sizes
 
 from nystromformer.distributed import attention, sequence_parallel_nystrom_attention
 
-HEADS, LENGTH, WIDTH, LANDMARKS = 2, 2048, 8, 64
+HEADS, LENGTH, WIDTH, LANDMARKS = 2, 16384, 8, 64
 SHARD = HEADS * LENGTH * WIDTH  # elements of one of query, key and value
 MATRIX = HEADS * LENGTH * LANDMARKS
 
