@@ -97,7 +97,7 @@ RUNS = [
     Run("paper", "listops", "nystrom-64", 1, packed=33_000),
 ]
 PARTS = tuple(dict.fromkeys(run.part for run in RUNS))
-PICTURES = 60_000
+PICTURES = 100_000
 """Of a set with shorter contours."""
 
 

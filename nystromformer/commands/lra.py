@@ -43,6 +43,17 @@ def lra(
     conv_kernel_size: Annotated[
         int | None, whole_number("Of the skip convolution, odd. [default: the paper's, 35]", most=LONGEST)
     ] = None,
+    dropout: Annotated[
+        float | None, number("Of embeddings and sublayers. [default: the preset's, mostly 0.1]", 0, 0.99)
+    ] = None,
+    embedding_start: Annotated[
+        str | None,
+        choice("Random, or with near gray levels and pixels alike. [default: the preset's]", "random", "picture"),
+    ] = None,
+    normalize_pooled: Annotated[
+        bool | None,
+        typer.Option(help="Normalize the means over tokens over the batch. [default: the preset's]", show_default=False),
+    ] = None,
     self_pretrain: Annotated[
         int | None, whole_number("Before training, tell masked tokens of the training inputs for so many steps.", 0)
     ] = None,

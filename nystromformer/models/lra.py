@@ -1,19 +1,24 @@
 """Models for Long Range Arena: the paper's classifier, of one sequence or of a pair, and its self-pretraining."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import ModelOutput, can_return_tuple
 
 from nystromformer.attention.shared.common import shape_of
-from nystromformer.checks import check_at_least
+from nystromformer.checks import check_at_least, check_choice
 from nystromformer.models.configuration import PRESETS, NystromformerConfig
 from nystromformer.models.encoder import activation
 from nystromformer.models.heads import IGNORED, Count, cross_entropy_tally, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
+
+
+EMBEDDING_STARTS = ("random", "picture")
 
 
 class LongRangeArenaConfig(NystromformerConfig):
@@ -23,11 +28,26 @@ class LongRangeArenaConfig(NystromformerConfig):
     """Classify two sequences, encoded alike."""
     pooled_length: int | None = None
     """Divide the sum over tokens by this length instead of their number, as the release does with padded ones."""
+    embedding_start: str = "random"
+    """How embeddings begin: "random", as in the paper, or "picture", where tokens are pixels of a square picture, row by
+    row: those of near levels of gray, and of near rows and columns, begin alike."""
+    normalize_pooled: bool = False
+    """Normalize the means over tokens over the batch (in evaluation: by what training saw), before the classifier."""
 
     def check(self) -> None:
         super().check()
         if self.pooled_length is not None:
             check_at_least("pooled_length", self.pooled_length, 1)
+        check_choice("embedding_start", self.embedding_start, EMBEDDING_STARTS)
+        if self.embedding_start == "picture":
+            pixels, width = self.max_position_embeddings, self.hidden_size
+            if self.positions == "learned" and math.isqrt(pixels) ** 2 != pixels:
+                raise ValueError(
+                    f"embedding_start='picture' with {pixels} positions: must be those of a square picture, as 1,024 "
+                    f"are; use embedding_start='random' for other sequences."
+                )
+            if width % 4:
+                raise ValueError(f"embedding_start='picture' with hidden_size={width}: must be divisible by 4.")
 
 
 def lra_config(**changes: Any) -> LongRangeArenaConfig:
@@ -40,6 +60,73 @@ def lra_config(**changes: Any) -> LongRangeArenaConfig:
     return LongRangeArenaConfig(**PRESETS["lra"] | changes)
 
 
+def waves(places: Tensor, width: int, shortest: float, longest: float) -> Tensor:
+    """Sines and cosines of `places` (n,), with wave lengths from `shortest` to `longest`: (n, width), mean square 1.
+
+    >>> table = waves(torch.arange(32.0), 64, shortest=4, longest=128)
+    >>> near, far = table[8] @ table[9], table[8] @ table[24]
+    >>> bool(near > far), round(float(table.square().mean()), 3)
+    (True, 1.0)
+    """
+    steps = torch.linspace(0, 1, width // 2, dtype=places.dtype, device=places.device)
+    angles = places[:, None] * (2 * math.pi / shortest * (shortest / longest) ** steps)  # (n width/2)
+    return math.sqrt(2) * torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+class WaveEmbedding(nn.Embedding):
+    """A table whose rows begin as waves, so that near ones begin alike, as large as random ones would be.
+
+    Rows that begin at random say nothing of each other: that two pixels are neighbors, or that two levels of gray are
+    nearly the same, has to be learned for each pair of them.
+    """
+
+    keeps_own_start = True
+    std = 0.02
+
+    def reset_parameters(self) -> None:
+        init.copy_(self.weight, self.std * self.start().to(self.weight))
+
+    def start(self) -> Tensor:
+        raise NotImplementedError
+
+
+class GrayLevels(WaveEmbedding):
+    """Of padding or masked pixels, which begin at 0, and of each level of gray."""
+
+    def start(self) -> Tensor:
+        levels = self.num_embeddings - 1
+        shades = waves(torch.arange(levels, dtype=torch.float32), self.embedding_dim, levels / 4, 4 * levels)
+        return torch.cat((shades.new_zeros(1, self.embedding_dim), shades))
+
+
+class PixelGrid(WaveEmbedding):
+    """Of the pixels of a square picture, row by row: one half is of the row, the other of the column."""
+
+    def start(self) -> Tensor:
+        side = math.isqrt(self.num_embeddings)
+        line = waves(torch.arange(side, dtype=torch.float32), self.embedding_dim // 2, 4, 4 * side)
+        return torch.cat((line.repeat_interleave(side, dim=0), line.repeat(side, 1)), dim=1)
+
+
+class PooledNorm(nn.BatchNorm1d):
+    """Each number of pooled vectors (b, d) less its mean over the batch, divided by its deviation; evaluations take both
+    from training, and so does a batch of one.
+
+    Means over a thousand tokens hardly differ between examples: by some hundredths of their size where most of a picture
+    is background. What they share moves as fast as the encoder learns, so that training has to look past it at each
+    step, and what evaluations take from training must be of its last steps: half is of the last one.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, affine=False, momentum=0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and len(input) > 1:
+            return super().forward(input)
+        mean, variance = self.running_mean, self.running_var
+        return nn.functional.batch_norm(input, mean, variance, training=False, eps=self.eps)
+
+
 class LongRangeArenaModel(NystromformerPreTrainedModel):
     """What the arena's models share: the encoder."""
 
@@ -50,6 +137,11 @@ class LongRangeArenaModel(NystromformerPreTrainedModel):
     def __init__(self, config: LongRangeArenaConfig) -> None:
         super().__init__(config)
         self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
+        if config.embedding_start == "picture":
+            tables = self.nystromformer.embeddings
+            tables.word_embeddings = GrayLevels(config.vocab_size, config.hidden_size)
+            if tables.position_embeddings is not None:
+                tables.position_embeddings = PixelGrid(config.max_position_embeddings, config.hidden_size)
 
 
 class NystromformerForLongRangeArena(LongRangeArenaModel):
@@ -63,6 +155,7 @@ class NystromformerForLongRangeArena(LongRangeArenaModel):
     def __init__(self, config: LongRangeArenaConfig) -> None:
         super().__init__(config)
         width = config.classifier_size or config.hidden_size
+        self.norm = PooledNorm(config.hidden_size) if config.normalize_pooled else None
         self.dense = nn.Linear(config.hidden_size * (4 if config.pair else 1), width)
         self.activation = activation(config.classifier_activation or config.hidden_act)
         self.out_proj = nn.Linear(width, config.num_labels)
@@ -94,6 +187,7 @@ class NystromformerForLongRangeArena(LongRangeArenaModel):
 
     def _classified(self, pooled: Tensor, labels: Tensor | None, num_items_in_batch: Count) -> SequenceClassifierOutput:
         """From the pooled vectors of sequences, (b, d), or (2b, d) of pairs."""
+        pooled = pooled if self.norm is None else self.norm(pooled)
         if self.config.pair:
             first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)  # (b d)
             pooled = torch.cat((first, second, first * second, first - second), dim=1)  # (b 4d)

@@ -272,7 +272,8 @@ SLIDES = {"attention": TEXT, "tiles": COUNT, "batch": COUNT, "steps": COUNT}
 BUDGET = Kind("an object with step and examples_seen", lambda v: NUMBERS.fits(v) and {"step", "examples_seen"} <= {*v})
 LRA_POINT = {
     "config.task": TEXT, "config.attention": TEXT, "config.positions?": TEXT, "config.conv_kernel_size?": COUNT,
-    "config.self_pretrain?": COUNT, "config.pretrained?": TEXT, "value": NUMBER, "step": COUNT,
+    "config.self_pretrain?": COUNT, "config.pretrained?": TEXT, "config.dropout?": NUMBER,
+    "config.embedding_start?": TEXT, "config.normalize_pooled?": FLAG, "value": NUMBER, "step": COUNT,
 }  # fmt: skip
 PRETRAINING_POINT = {
     "config.attention": TEXT, "config.from?": TEXT, "value": NUMBER, "step": COUNT, "seconds": NUMBER, "tokens": COUNT,

@@ -88,6 +88,12 @@ def _lra_runs(found: list[Record]) -> Table:
     for record in found:
         config = record["config"]
         departures = [f"legacy {name}" for name in config["legacy"]] + _settings(config)
+        if "dropout" in config:
+            departures.append(f"dropout {config['dropout']:g}")
+        if config.get("embedding_start") == "picture":
+            departures.append("near gray levels and pixels begin alike")
+        if config.get("normalize_pooled"):
+            departures.append("pooled vectors normalized over the batch")
         if before := record.get("pretraining"):
             departures.append(f"self-pretraining: {before['step']:,} steps, {before['examples_seen']:,} examples")
         key = (

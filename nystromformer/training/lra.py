@@ -27,7 +27,7 @@ from nystromformer.training.run import check_folder
 from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, SelfPretrainingRecipe
 from nystromformer.training.shared.arguments import on_cpu, processes
 from nystromformer.training.shared.callbacks import Clock, metric_function
-from nystromformer.training.shared.recipes import LRA_RECIPES, LraRecipe
+from nystromformer.training.shared.lra_recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer, cost
 
@@ -166,6 +166,8 @@ class LraSweep(Sweep[LraCell, Splits]):
             other = "--legacy-padding-id" if self.legacy.padding_id else "--self-pretrain"
             raise ValueError(f"--packed with {other}: packed sequences have no padding and no mask; leave one out.")
         for cell in self.cells:
+            if cell.recipe.embedding_start == "picture":
+                check_picture(cell)
             cell.model_config()  # with a position table, which some attentions need
             if cell.shared is not None:
                 cell.shared.check_encoder(cell.config())
@@ -241,6 +243,17 @@ class LraSweep(Sweep[LraCell, Splits]):
 
     def tables(self, records: Iterable[dict[str, Any]]) -> list[Table]:
         return lra_tables(records)
+
+
+def check_picture(cell: LraCell) -> None:
+    """Raise `ValueError` where tokens are not the pixels of whole pictures."""
+    pictures = {name: task.side**2 for name, task in TASKS.items() if task.side}
+    if cell.recipe.room != pictures.get(cell.task):
+        allowed = " or ".join(f"{name} with {pixels:,} tokens" for name, pixels in pictures.items())
+        raise ValueError(
+            f"--embedding-start picture with {cell.task} of {cell.recipe.max_length:,} tokens: must be {allowed}, a "
+            f"whole picture; give --embedding-start random."
+        )
 
 
 def generate(task: str, folder: Path, data: ListOpsOptions | PathfinderSetOptions, workers: int | None = None) -> None:

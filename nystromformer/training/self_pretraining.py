@@ -25,7 +25,7 @@ from nystromformer.models.model import quiet_transformers
 from nystromformer.records import read_config, result_in
 from nystromformer.training.run import MODEL
 from nystromformer.training.shared.callbacks import Clock
-from nystromformer.training.shared.recipes import LRA_OPTIMIZER, LraRecipe
+from nystromformer.training.shared.lra_recipes import LRA_OPTIMIZER, LraRecipe
 from nystromformer.training.sweep import Cell
 from nystromformer.training.trainer import ExactTrainer, Keys, cost
 
@@ -38,7 +38,7 @@ WARMUP = 0.1
 DEV_EXAMPLES = 500
 """At most so many are masked and asked in an evaluation."""
 
-ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size")
+ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size", "embedding_start")
 """What a run must share with the self-pretraining of another one that it starts from."""
 
 

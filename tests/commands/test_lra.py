@@ -25,7 +25,7 @@ from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.data.lra.pathfinder import generate as generate_pathfinder
 from nystromformer.records import read_records
 from nystromformer.training.lra import ATTENTIONS, Legacy, read_splits
-from nystromformer.training.shared.recipes import LRA_RECIPES
+from nystromformer.training.shared.lra_recipes import LRA_RECIPES
 
 
 def encoded(pixels: np.ndarray) -> bytes:
@@ -164,6 +164,20 @@ def killed_at(call, training_step):
 
 
 @pytest.mark.slow
+def test_a_picture_is_one_from_the_start_also_before_self_pretraining_and_it_is_noted(data, tmp_path):
+    options = ["--embedding-start", "picture", "--normalize-pooled", "--dropout", 0, "--max-length", 1024]
+    assert smoke("pathfinder", data, tmp_path / "run", *options, "--self-pretrain", 2) == 0
+    (result,) = results(tmp_path / "run")
+    noted = {"embedding_start": "picture", "normalize_pooled": True, "dropout": 0}
+    assert {name: result["config"][name] for name in noted} == noted
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert (config["embedding_start"], config["normalize_pooled"], config["hidden_dropout_prob"]) == ("picture", True, 0)
+    assert smoke("pathfinder", data, tmp_path / "other", "--from", tmp_path / "run", "--max-length", 1024) == 2
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]) == 0
+    assert "near gray levels and pixels begin alike" in (tmp_path / "report/report.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path, capsys):
     assert smoke("listops", data, tmp_path / "run") == 0
     assert smoke("listops", data, tmp_path / "run", "--resume", "--steps", "9") == 2
@@ -235,6 +249,13 @@ BAD = [
     (["listops", "--dtype", "int8"], "'--dtype': 'int8': must be one of float32"),
     (["listops", "--dtype", "float16", "--device", "cpu"], "--dtype float16: needs a GPU"),
     (["listops", "--attention-dropout", "1.5"], "'--attention-dropout': '1.5': must be a number from 0 to 0.99"),
+    (["listops", "--dropout", "1"], "'--dropout': '1': must be a number from 0 to 0.99"),
+    (["listops", "--embedding-start", "wave"], "'--embedding-start': 'wave': must be one of random, picture"),
+    (
+        ["listops", "--embedding-start", "picture"],
+        "--embedding-start picture with listops of 128 tokens: must be image with 1,024 tokens or pathfinder with 1,024",
+    ),
+    (["image", "--embedding-start", "picture"], "--embedding-start picture with image of 128 tokens: must be image"),
     (["listops", "--set", "learning_rat=1"], "Did you mean 'learning_rate'"),
     (["listops", "--set", "learning_rate=fast"], "--set learning_rate=fast: argument --learning_rate"),
     (["listops", "--set", "seed=1"], "--set seed=1: use --seed instead"),

@@ -74,9 +74,74 @@ def test_input_of_the_wrong_form_is_refused(pair, shape):
         build(pair=pair)(torch.ones(shape, dtype=torch.long))
 
 
+def alike(table, first, second):
+    """The cosine of two rows."""
+    return torch.cosine_similarity(table[first], table[second], dim=0).item()
+
+
+def test_near_gray_levels_and_pixels_begin_alike():
+    fields = {"vocab_size": 257, "max_position_embeddings": 1024, "num_labels": 2}
+    model, other = build(embedding_start="picture", **fields), build(**fields)
+    tables = model.nystromformer.embeddings
+    levels, pixels = tables.word_embeddings.weight, tables.position_embeddings.weight
+    assert alike(levels, 100, 102) > 0.98 > 0.8 > alike(levels, 100, 160)
+    assert not levels[0].any()  # a masked pixel is no level of gray
+    middle = 16 * 32 + 16
+    right, below, far = (alike(pixels, middle, middle + step) for step in (1, 32, 8))
+    assert right == pytest.approx(below, abs=1e-5) and right > 0.8 > far
+    assert alike(pixels, 31, 32) < 0.8  # the end of a row and the next one's beginning are far apart
+    for name, parameter in model.state_dict().items():
+        assert parameter.shape == other.state_dict()[name].shape
+        if "embeddings" in name:  # as large as random ones
+            torch.testing.assert_close(parameter.std(), other.state_dict()[name].std(), rtol=0.1, atol=0)
+
+
+def test_what_was_learned_is_not_overwritten_by_a_start(tmp_path):
+    model, ids = build(embedding_start="picture", normalize_pooled=True), torch.randint(1, 32, (5, 64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.train()(ids)
+    model.save_pretrained(tmp_path)
+    loaded = NystromformerForLongRangeArena.from_pretrained(tmp_path).eval()
+    assert float(model.norm.running_mean.abs().max()) > 0
+    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_pooled_vectors_are_normalized_over_the_batch(pair):
+    """Training sees what is left when all examples of a batch get something in common; evaluation sees each alone."""
+    model = build(normalize_pooled=True, hidden_dropout_prob=0.0, pair=pair).double()
+    ids = torch.randint(1, 32, (6, 2, 20) if pair else (6, 20))
+    pooled = model.pooled(ids.flatten(0, -2), None)
+    normal = (pooled - pooled.mean(dim=0)) / (pooled.var(dim=0, correction=0) + model.norm.eps).sqrt()
+    torch.testing.assert_close(model.train().norm(pooled), normal)
+    model.norm.eps = 1e-12  # beside deviations of some hundredths
+    torch.testing.assert_close(model.norm(3 * pooled + 5), model.norm(pooled))
+    model(ids, labels=torch.zeros(6, dtype=torch.long)).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.dense.parameters())
+    model.eval()
+    torch.testing.assert_close(model(ids[:1]).logits, model(ids).logits[:1])
+    if not pair:
+        torch.testing.assert_close(model.train()(ids[:1]).logits, model.eval()(ids[:1]).logits)  # one has no deviation
+
+
 def test_a_senseless_length_is_refused():
     with pytest.raises(ValueError, match="pooled_length=0: must be at least 1"):
         build(pooled_length=0)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"embedding_start": "pictures"}, "must be one of 'random', 'picture'. Did you mean 'picture'"),
+        ({"embedding_start": "picture", "max_position_embeddings": 2048}, "2048 positions: must be those of a square"),
+        ({"embedding_start": "picture", "hidden_size": 66}, "hidden_size=66: must be divisible by 4"),
+    ],
+)
+def test_a_senseless_start_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        build(**fields)
 
 
 def build_masked(**changes):

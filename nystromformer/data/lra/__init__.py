@@ -23,6 +23,8 @@ class Task:
     vocabulary: int
     """Ids, with padding. ListOps has 16; the paper's table has room for 32."""
     pair: bool = False
+    side: int | None = None
+    """Of the square picture whose pixels the tokens are, row by row, and their ids its levels of gray."""
     masked: float = 0.15
     """The share of tokens that self-pretraining masks. Neighbors tell a pixel sooner than a letter: half of them."""
     hub_id: str | None = None
@@ -54,12 +56,19 @@ TASKS: dict[str, Task] = {
         read=read_image,
         classes=10,
         vocabulary=BYTES,
+        side=32,
         masked=0.5,
         hub_id="uoft-cs/cifar10",
         folders=("cifar10",),
     ),
     "pathfinder": Task(
-        title="Pathfinder", read=pathfinder.read, classes=2, vocabulary=BYTES, masked=0.5, source=GENERATED
+        title="Pathfinder",
+        read=pathfinder.read,
+        classes=2,
+        vocabulary=BYTES,
+        side=32,
+        masked=0.5,
+        source=GENERATED,
     ),
 }
 """In the order of the paper's table."""
