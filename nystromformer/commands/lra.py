@@ -52,7 +52,7 @@ def lra(
     ] = None,
     normalize_pooled: Annotated[
         bool | None,
-        typer.Option(help="Normalize the means over tokens over the batch. [default: the preset's]", show_default=False),
+        typer.Option(help="Normalize means over tokens over the batch. [default: the preset's]", show_default=False),
     ] = None,
     self_pretrain: Annotated[
         int | None, whole_number("Before training, tell masked tokens of the training inputs for so many steps.", 0)

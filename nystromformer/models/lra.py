@@ -17,7 +17,6 @@ from nystromformer.models.encoder import activation
 from nystromformer.models.heads import IGNORED, Count, cross_entropy_tally, sequence_loss
 from nystromformer.models.model import NystromformerModel, NystromformerPreTrainedModel
 
-
 EMBEDDING_STARTS = ("random", "picture")
 
 
@@ -29,8 +28,8 @@ class LongRangeArenaConfig(NystromformerConfig):
     pooled_length: int | None = None
     """Divide the sum over tokens by this length instead of their number, as the release does with padded ones."""
     embedding_start: str = "random"
-    """How embeddings begin: "random", as in the paper, or "picture", where tokens are pixels of a square picture, row by
-    row: those of near levels of gray, and of near rows and columns, begin alike."""
+    """How embeddings begin: "random", as in the paper, or "picture", where tokens are the pixels of a square picture,
+    row by row: those of near levels of gray, and of near rows and columns, begin alike."""
     normalize_pooled: bool = False
     """Normalize the means over tokens over the batch (in evaluation: by what training saw), before the classifier."""
 
@@ -109,12 +108,12 @@ class PixelGrid(WaveEmbedding):
 
 
 class PooledNorm(nn.BatchNorm1d):
-    """Each number of pooled vectors (b, d) less its mean over the batch, divided by its deviation; evaluations take both
-    from training, and so does a batch of one.
+    """Each number of pooled vectors (b, d) less its mean over the batch, divided by its deviation. Evaluations take
+    both from training, and so does a batch of one.
 
-    Means over a thousand tokens hardly differ between examples: by some hundredths of their size where most of a picture
-    is background. What they share moves as fast as the encoder learns, so that training has to look past it at each
-    step, and what evaluations take from training must be of its last steps: half is of the last one.
+    Means over a thousand tokens hardly differ between examples: by some hundredths of their size where most of a
+    picture is background. What they share moves as fast as the encoder learns, so that training has to look past it at
+    each step, and what evaluations take from training must be of its last steps: half is of the last one.
     """
 
     def __init__(self, width: int) -> None:

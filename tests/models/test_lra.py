@@ -88,7 +88,8 @@ def test_near_gray_levels_and_pixels_begin_alike():
     assert not levels[0].any()  # a masked pixel is no level of gray
     middle = 16 * 32 + 16
     right, below, far = (alike(pixels, middle, middle + step) for step in (1, 32, 8))
-    assert right == pytest.approx(below, abs=1e-5) and right > 0.8 > far
+    assert right == pytest.approx(below, abs=1e-5)
+    assert right > 0.8 > far
     assert alike(pixels, 31, 32) < 0.8  # the end of a row and the next one's beginning are far apart
     for name, parameter in model.state_dict().items():
         assert parameter.shape == other.state_dict()[name].shape
