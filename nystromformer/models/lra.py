@@ -40,10 +40,10 @@ class LongRangeArenaConfig(NystromformerConfig):
         check_choice("embedding_start", self.embedding_start, EMBEDDING_STARTS)
         if self.embedding_start == "picture":
             pixels, width = self.max_position_embeddings, self.hidden_size
-            if self.positions == "learned" and math.isqrt(pixels) ** 2 != pixels:
+            if self.positions == "learned" and (math.isqrt(pixels) ** 2 != pixels or self.position_offset):
                 raise ValueError(
-                    f"embedding_start='picture' with {pixels} positions: must be those of a square picture, as 1,024 "
-                    f"are; use embedding_start='random' for other sequences."
+                    f"embedding_start='picture' with {pixels} positions from {self.position_offset} on: must be those "
+                    f"of a square picture, as 1,024 are, from 0 on; use embedding_start='random' for other sequences."
                 )
             if width % 4:
                 raise ValueError(f"embedding_start='picture' with hidden_size={width}: must be divisible by 4.")
@@ -80,7 +80,12 @@ class WaveEmbedding(nn.Embedding):
     """
 
     keeps_own_start = True
-    std = 0.02
+    std: float
+    """Of the random rows."""
+
+    def __init__(self, rows: int, config: LongRangeArenaConfig) -> None:
+        self.std = config.initializer_range  # before the rows, which begin by it
+        super().__init__(rows, config.hidden_size)
 
     def reset_parameters(self) -> None:
         init.copy_(self.weight, self.std * self.start().to(self.weight))
@@ -138,9 +143,9 @@ class LongRangeArenaModel(NystromformerPreTrainedModel):
         self.nystromformer = NystromformerModel(config, add_pooling_layer=False)
         if config.embedding_start == "picture":
             tables = self.nystromformer.embeddings
-            tables.word_embeddings = GrayLevels(config.vocab_size, config.hidden_size)
+            tables.word_embeddings = GrayLevels(config.vocab_size, config)
             if tables.position_embeddings is not None:
-                tables.position_embeddings = PixelGrid(config.max_position_embeddings, config.hidden_size)
+                tables.position_embeddings = PixelGrid(config.max_position_embeddings, config)
 
 
 class NystromformerForLongRangeArena(LongRangeArenaModel):

@@ -136,7 +136,11 @@ def test_a_senseless_length_is_refused():
     "fields, message",
     [
         ({"embedding_start": "pictures"}, "must be one of 'random', 'picture'. Did you mean 'picture'"),
-        ({"embedding_start": "picture", "max_position_embeddings": 2048}, "2048 positions: must be those of a square"),
+        (
+            {"embedding_start": "picture", "max_position_embeddings": 2048},
+            "2048 positions from 0 on: must be those of a square",
+        ),
+        ({"embedding_start": "picture", "position_offset": 2}, "64 positions from 2 on: must be"),
         ({"embedding_start": "picture", "hidden_size": 66}, "hidden_size=66: must be divisible by 4"),
     ],
 )
