@@ -122,10 +122,11 @@ def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
         copy_records(found, work, out)
         trained = [path for path in runs_in(out / part / folder.name) if path.name != FOLDER]
         records = list(read_records(*trained))
+        other = part == "pathfinder"  # pictures with other contours are another task than the paper's
         if part != "mini":
-            draw_dev_accuracy(records, own[0].task).save(out / part / folder.name)
-        if part == "pathfinder":  # pictures with other contours are another task
-            write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records)))
+            draw_dev_accuracy(records, own[0].task, beside_paper=not other).save(out / part / folder.name)
+        if other:
+            write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records, beside_paper=False)))
     if part != "pathfinder" and (published := runs_in(out / part)):
         write_text(out / part / "table.md", tables_markdown(lra_tables(list(read_records(*published)))))
 

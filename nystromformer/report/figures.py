@@ -245,9 +245,9 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
 
 
 @rc_context(STYLE)
-def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
+def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool = True) -> Drawing:
     """Accuracy on a task of Long Range Arena while training: a curve for each attention and seed, what was tested as a
-    dot at its step, and the paper's results as lines."""
+    dot at its step, and the paper's results as lines, unless the data is another."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
     drawing, (axes,) = Drawing.panels(1)
     colors = colors_of(exact_first(lra_method(r["config"]) for r in found if r["metric"] == DEV_ACCURACY))
@@ -255,7 +255,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
         style = {"color": color, "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
         runs = _seeds_of(found, method)
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
-        published = paper_row(LRA, runs[0][0]["config"]["attention"]).get(task)
+        published = paper_row(LRA, runs[0][0]["config"]["attention"]).get(task) if beside_paper else None
         label: str | None = f"{method}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label = f"{label}, {len(runs)} seeds"
@@ -272,7 +272,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
         axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
     axes.set(xlabel="steps", ylabel="accuracy on the dev set")
     _count_steps_and_percent(axes)
-    drawing.legend(axes, 2, title="test in percent, at the dots (the paper's, dashed)")
+    drawing.legend(axes, 2, title="test in percent, at the dots" + " (the paper's, dashed)" * beside_paper)
     return drawing
 
 

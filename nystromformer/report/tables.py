@@ -20,15 +20,15 @@ ATTENTION_ERROR, PICTURE, MAPS = "matrix_error", "picture", "maps"
 Record = dict[str, Any]
 
 
-def lra_tables(records: Iterable[Record]) -> list[Table]:
+def lra_tables(records: Iterable[Record], beside_paper: bool = True) -> list[Table]:
     """For each preset, so that a reduced run is never mistaken for the full one: accuracies, what was run and, as far
-    as it was noted, how fast."""
+    as it was noted, how fast. The paper's accuracies stand beside, unless the data is another."""
     by_preset: dict[str, list[Record]] = defaultdict(list)
     for record in results(records, "lra"):
         by_preset[record["config"]["preset"]].append(record)
     tables = []
     for preset, found in by_preset.items():
-        tables += [_lra_accuracies(found, preset), _lra_runs(found)]
+        tables += [_lra_accuracies(found, preset, beside_paper), _lra_runs(found)]
         if timed := [record for record in found if record.get("tokens") and record.get("seconds")]:
             tables.append(_lra_speeds(timed))
     return tables
@@ -54,7 +54,7 @@ def lra_method(config: dict[str, Any]) -> str:
     return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _lra_accuracies(found: list[Record], preset: str) -> Table:
+def _lra_accuracies(found: list[Record], preset: str, beside_paper: bool) -> Table:
     """Attentions × tasks. With several seeds: mean ± standard deviation."""
     tasks = _lra_tasks(found)
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -67,13 +67,13 @@ def _lra_accuracies(found: list[Record], preset: str) -> Table:
     for method in exact_first(method for method, _ in cells):
         if is_ours(_attention_of(method)):
             highlight.add(len(rows))
-        published = paper_row(LRA, _attention_of(method))
+        published = paper_row(LRA, _attention_of(method)) if beside_paper else {}
         row = [with_published(cells.get((method, task), []), published.get(task)) for task in tasks]
         whole = [statistics.mean(cells[method, task]) for task in LRA_TASKS if (method, task) in cells]
         average = f"{statistics.mean(whole):.2f}" if len(whole) == len(LRA_TASKS) else MISSING
         rows.append([method, *row, average + (f" ({statistics.mean(published.values()):.2f})" if published else "")])
     rows.append(["most frequent class", *(f"{statistics.mean(shares[task]):.2f}" for task in tasks), ""])
-    title = ("Preset ", Code(preset), ": accuracy in percent, ours (the paper's)")
+    title = ("Preset ", Code(preset), ": accuracy in percent" + ", ours (the paper's)" * beside_paper)
     return Table(["attention", *tasks, "average"], rows, highlight, title=title)
 
 

@@ -32,7 +32,7 @@ def test_curves_show_each_run_what_was_tested_and_the_paper(tmp_path):
     exact.record("dev_accuracy", 0.15, step=50)  # and no further
     started = Recorder(tmp_path / "started", job="lra", config=config | {"attention": "performer-256"}, seed=1)
     started.record("train_loss", 2.3, step=50)  # not evaluated yet
-    records = read_records(*(tmp_path / run for run in ("seed-1", "seed-2", "exact", "started")))
+    records = list(read_records(*(tmp_path / run for run in ("seed-1", "seed-2", "exact", "started"))))
     png, svg = draw_dev_accuracy(records, "listops").save(tmp_path / "curves" / "listops")
     assert png.read_bytes().startswith(b"\x89PNG")
     drawn = words(svg.read_bytes())
@@ -43,6 +43,9 @@ def test_curves_show_each_run_what_was_tested_and_the_paper(tmp_path):
     assert "nystrom-64, seed 2, step 50: 20.00% on the dev set" in said
     assert "nystrom-64, seed 2, step 100: 32.00% on the test set" in said
     assert len(said) == 2 * 3 + 1
+    _, apart = draw_dev_accuracy(records, "listops", beside_paper=False).save(tmp_path / "curves" / "other")
+    assert "nystrom-64: 31.50 ± 0.71, 2 seeds" in words(apart.read_bytes())
+    assert not any("paper" in text for text in words(apart.read_bytes()))
 
 
 def test_pretraining_runs_are_told_apart_by_what_differs(tmp_path):

@@ -13,6 +13,14 @@ def test_tasks_that_the_paper_does_not_have_come_last(tmp_path):
     assert [row[0] for row in what_was_run.rows] == ["listops", "text", "of-mine"]
 
 
+def test_other_data_than_the_papers_does_not_stand_beside_its_numbers(tmp_path):
+    records = list(read_records(write_lra(tmp_path, task="listops")))
+    beside, apart = (lra_tables(records, beside_paper=beside)[0] for beside in (True, False))
+    assert "(37.15)" in beside.markdown()
+    assert "(" not in "".join(cell for row in apart.rows for cell in row)
+    assert "paper" not in apart.markdown()
+
+
 def test_pretraining_shows_what_was_spent(tmp_path):
     runs = [write_pretraining(tmp_path / "a"), write_pretraining(tmp_path / "b", end=False)]
     (table,) = pretraining_tables(read_records(*runs))
