@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from nystromformer.paper import FINETUNING_EPOCHS, GLUE, LRA, paper_row
@@ -18,6 +18,8 @@ PAPER_LENGTH = 512
 SCORES = {"f1": "F1", "accuracy": "accuracy", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 ATTENTION_ERROR, PICTURE, MAPS = "matrix_error", "picture", "maps"
 Record = dict[str, Any]
+Shared = dict[str, set[str]]
+"""By task of Long Range Arena, what its runs have in common."""
 
 
 def lra_tables(records: Iterable[Record], beside_paper: bool = True) -> list[Table]:
@@ -28,20 +30,26 @@ def lra_tables(records: Iterable[Record], beside_paper: bool = True) -> list[Tab
         by_preset[record["config"]["preset"]].append(record)
     tables = []
     for preset, found in by_preset.items():
-        tables += [_lra_accuracies(found, preset, beside_paper), _lra_runs(found)]
+        shared = _shared_parts(found)
+        tables += [_lra_accuracies(found, shared, preset, beside_paper), _lra_runs(found, shared)]
         if timed := [record for record in found if record.get("tokens") and record.get("seconds")]:
-            tables.append(_lra_speeds(timed))
+            tables.append(_lra_speeds(timed, shared))
     return tables
 
 
-def lra_method(config: dict[str, Any]) -> str:
-    """The attention of a run, and what else tells it from others with the same.
+def lra_method(config: dict[str, Any], left_out: Collection[str] = ()) -> str:
+    """The attention of a run, and what else tells it from others with the same, some of it left out.
 
     >>> lra_method({"attention": "nystrom-64", "self_pretrain": 1000, "positions": "rotary"})
     'nystrom-64 (rotary, self-pretrained)'
     >>> lra_method({"attention": "nystrom-64", "packed": 33000})
     'nystrom-64 (packed)'
     """
+    parts = [part for part in _variant_parts(config) if part not in left_out]
+    return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _variant_parts(config: dict[str, Any]) -> list[str]:
     parts = []
     if config.get("positions") == "rotary":
         parts.append("rotary")
@@ -51,17 +59,27 @@ def lra_method(config: dict[str, Any]) -> str:
         parts.append("self-pretrained")
     if config.get("packed"):
         parts.append("packed")
-    return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
+    return parts
 
 
-def _lra_accuracies(found: list[Record], preset: str, beside_paper: bool) -> Table:
+def _shared_parts(found: list[Record]) -> Shared:
+    """By task, what all of its runs have in common beside their attentions. Where there are several tasks it would tear
+    the row of an attention apart, and tells nothing from anything: it stands among what was run."""
+    by_task: dict[str, list[set[str]]] = defaultdict(list)
+    for record in found:
+        by_task[record["config"]["task"]].append(set(_variant_parts(record["config"])))
+    return {task: set.intersection(*parts) if len(by_task) > 1 else set() for task, parts in by_task.items()}
+
+
+def _lra_accuracies(found: list[Record], shared: Shared, preset: str, beside_paper: bool) -> Table:
     """Attentions × tasks. With several seeds: mean ± standard deviation."""
     tasks = _lra_tasks(found)
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     for record in found:
-        cells[lra_method(record["config"]), record["config"]["task"]].append(100 * record["value"])
-        shares[record["config"]["task"]].append(100 * record["majority"])
+        task = record["config"]["task"]
+        cells[lra_method(record["config"], shared[task]), task].append(100 * record["value"])
+        shares[task].append(100 * record["majority"])
     rows: list[list[str]] = []
     highlight: set[int] = set()
     for method in exact_first(method for method, _ in cells):
@@ -82,12 +100,13 @@ def _batch(config: Record) -> str | int:
     return f"{config['packed']:,} tokens" if config.get("packed") else config["batch_size"]
 
 
-def _lra_runs(found: list[Record]) -> Table:
+def _lra_runs(found: list[Record], shared: Shared) -> Table:
     """Steps, examples and departures of the runs; one row for all runs of a task that are alike."""
     runs: dict[tuple, list[Record]] = defaultdict(list)
     for record in found:
         config = record["config"]
         departures = [f"legacy {name}" for name in config["legacy"]] + _settings(config)
+        departures += sorted(shared[config["task"]] - {"self-pretrained"})  # whose budget is told below
         if "dropout" in config:
             departures.append(f"dropout {config['dropout']:g}")
         if config.get("embedding_start") == "picture":
@@ -108,20 +127,21 @@ def _lra_runs(found: list[Record]) -> Table:
         )
         runs[key].append(record)
     rows = [
-        [*key, ", ".join(exact_first(lra_method(record["config"]) for record in alike)), _seeds(alike)]
+        [*key, ", ".join(exact_first(lra_method(record["config"], shared[key[0]]) for record in alike)), _seeds(alike)]
         for key, alike in sorted(runs.items(), key=lambda item: lra_place(item[0][0]))
     ]
     header = ["task", "steps", "batch", "examples seen", "train", "test", "length", "departures", "attentions", "seeds"]
     return Table(header, rows, words=("departures", "attentions"), title="What was run")
 
 
-def _lra_speeds(timed: list[Record]) -> Table:
+def _lra_speeds(timed: list[Record], shared: Shared) -> Table:
     """Attentions × tasks: tokens per second of training, evaluations left out, over all runs together."""
     tasks = _lra_tasks(timed)
     tokens: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     for record in timed:
-        cell = lra_method(record["config"]), record["config"]["task"]
+        task = record["config"]["task"]
+        cell = lra_method(record["config"], shared[task]), task
         tokens[cell] += record["tokens"]
         seconds[cell] += record["seconds"]
     speeds = {cell: f"{tokens[cell] / seconds[cell]:,.0f}" for cell in tokens}

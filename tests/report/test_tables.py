@@ -13,6 +13,20 @@ def test_tasks_that_the_paper_does_not_have_come_last(tmp_path):
     assert [row[0] for row in what_was_run.rows] == ["listops", "text", "of-mine"]
 
 
+def test_what_all_runs_of_a_task_share_does_not_tear_rows_apart(tmp_path):
+    usual = [write_lra(tmp_path / task, task=task) for task in ("listops", "text")]
+    pictures = {"task": "pathfinder", "self_pretrain": 500, "conv_kernel_size": 65}
+    runs = [*usual, write_lra(tmp_path / "pathfinder", **pictures)]
+    accuracies, what_was_run = lra_tables(read_records(*runs))
+    assert [row[0] for row in accuracies.rows] == ["nystrom-64", "most frequent class"]
+    departures = {row[0]: row[what_was_run.header.index("departures")] for row in what_was_run.rows}
+    assert departures["listops"] == "–"
+    assert departures["pathfinder"] == "kernel 65"
+    scratch = write_lra(tmp_path / "scratch", task="pathfinder", conv_kernel_size=65)
+    accuracies, _ = lra_tables(read_records(*runs, scratch))
+    assert [row[0] for row in accuracies.rows] == ["nystrom-64", "nystrom-64 (self-pretrained)", "most frequent class"]
+
+
 def test_other_data_than_the_papers_does_not_stand_beside_its_numbers(tmp_path):
     records = list(read_records(write_lra(tmp_path, task="listops")))
     beside, apart = (lra_tables(records, beside_paper=beside)[0] for beside in (True, False))
