@@ -45,7 +45,7 @@ from nystromformer import distill, replace_attention
 from nystromformer.files import write_text
 from nystromformer.records import Recorder
 from nystromformer.report.table import Table
-from nystromformer.training.shared.recipes import NEAR
+from nystromformer.training.distillation.recipes import NEAR
 
 JOB = "distill_speech"
 OUT = Path("results/distill/speech")

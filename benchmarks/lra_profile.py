@@ -31,7 +31,7 @@ from nystromformer.records import Recorder, new_job_folder
 from nystromformer.report.table import Table
 from nystromformer.training.lra import Legacy, LraCell
 from nystromformer.training.shared.callbacks import Curves, Record, ShowProgress
-from nystromformer.training.shared.lra_recipes import LRA_RECIPES
+from nystromformer.training.shared.recipes import LRA_RECIPES
 from nystromformer.training.trainer import cost
 
 BATCH, WARM_UP = 32, 3

@@ -41,7 +41,7 @@ def lra_data(
     from nystromformer.checks import check_choice
     from nystromformer.data.lra import TASKS, fetch, pathfinder
     from nystromformer.training.lra import generate
-    from nystromformer.training.shared.lra_recipes import LRA_RECIPES
+    from nystromformer.training.shared.recipes import LRA_RECIPES
 
     given = {
         "listops": {"train": train, "dev": dev, "test": test, "min_tokens": min_tokens, "max_tokens": max_tokens},

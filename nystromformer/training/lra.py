@@ -27,7 +27,7 @@ from nystromformer.training.run import check_folder
 from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, SelfPretrainingRecipe
 from nystromformer.training.shared.arguments import on_cpu, processes
 from nystromformer.training.shared.callbacks import Clock, metric_function
-from nystromformer.training.shared.lra_recipes import LRA_RECIPES, LraRecipe
+from nystromformer.training.shared.recipes import LRA_RECIPES, LraRecipe
 from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer, cost
 

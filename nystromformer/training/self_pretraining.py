@@ -25,7 +25,7 @@ from nystromformer.models.model import quiet_transformers
 from nystromformer.records import read_config, result_in
 from nystromformer.training.run import MODEL
 from nystromformer.training.shared.callbacks import Clock
-from nystromformer.training.shared.lra_recipes import LRA_OPTIMIZER, LraRecipe
+from nystromformer.training.shared.recipes import LRA_OPTIMIZER, LraRecipe
 from nystromformer.training.sweep import Cell
 from nystromformer.training.trainer import ExactTrainer, Keys, cost
 

@@ -25,7 +25,7 @@ from nystromformer.data.lra.pathfinder import PathfinderSetOptions
 from nystromformer.data.lra.pathfinder import generate as generate_pathfinder
 from nystromformer.records import read_records
 from nystromformer.training.lra import ATTENTIONS, Legacy, read_splits
-from nystromformer.training.shared.lra_recipes import LRA_RECIPES
+from nystromformer.training.shared.recipes import LRA_RECIPES
 
 
 def encoded(pixels: np.ndarray) -> bytes:

@@ -43,6 +43,7 @@ from nystromformer.training.distillation.fidelity import (
     measure_sensitivity,
 )
 from nystromformer.training.distillation.model import STAGES, Distillation
+from nystromformer.training.distillation.recipes import DISTILLATION_RECIPES, NEAR, DistillationRecipe
 from nystromformer.training.distillation.trainer import (
     CoreClock,
     DistillationTrainer,
@@ -54,7 +55,6 @@ from nystromformer.training.finetuning.models import ATTENTION_DROPOUTS, Source,
 from nystromformer.training.run import check_folder, run_to_end
 from nystromformer.training.shared.arguments import CorpusOptions, Run
 from nystromformer.training.shared.callbacks import callbacks_of
-from nystromformer.training.shared.recipes import DISTILLATION_RECIPES, NEAR, DistillationRecipe
 from nystromformer.training.sweep import TABLE
 
 SENSITIVITY = "sensitivity.json"
