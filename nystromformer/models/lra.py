@@ -116,9 +116,9 @@ class PooledNorm(nn.BatchNorm1d):
     """Each number of pooled vectors (b, d) less its mean over the batch, divided by its deviation. Evaluations take
     both from training, and so does a batch of one.
 
-    Means over a thousand tokens hardly differ between examples: by some hundredths of their size where most of a
-    picture is background. What they share moves as fast as the encoder learns, so that training has to look past it at
-    each step, and what evaluations take from training must be of its last steps: half is of the last one.
+    Means over a thousand tokens hardly differ between examples where most of a picture is background. What they share
+    moves as fast as the encoder learns, so that training has to look past it at each step, and what evaluations take
+    from training must be of its last steps: half is of the last one.
     """
 
     def __init__(self, width: int) -> None:
