@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from drawn import draw
+from largest_tensor import saved_sizes
 
-from nystromformer import build_attention, nystrom_attention
+from nystromformer import build_attention, nystrom_attention, nystrom_attention_varlen
 from nystromformer.attention import native
 from nystromformer.attention.native import (
     library,
@@ -175,6 +176,66 @@ def test_the_whole_attention_and_its_convolution_are_those_of_its_parts(machine_
     found = with_gradients(parts, [x.to(dtype) for x in inputs], [x.to(dtype) for x in upstream])
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=TOLERANCES[dtype] * theirs.abs().max().item())
+
+
+LENGTHS = [900, 0, 16, 333, 1, 2500, 17]
+"""Nothing, exact up to 16 landmarks, just above, head by head, and divided among items of work."""
+
+
+def mask_of(lengths, firsts, n):
+    place = torch.arange(n)
+    return torch.stack(
+        [(first <= place) & (place < first + length) for length, first in zip(lengths, firsts, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("layout", ["projections", "heads first"])
+@pytest.mark.parametrize("firsts", [[0] * 7, [5, 9, 0, 2600 - 333, 1, 100, 2000]], ids=["right padding", "both sides"])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_sequences_in_padded_batches_are_those_of_the_masked_batch(machine_code, dtype, firsts, layout):
+    mask = mask_of(LENGTHS, firsts, 2600)
+    order = in_rows if layout == "projections" else torch.Tensor.contiguous
+    inputs = [order(draw(7, 2, 2600, width, seed=i)) for i, width in enumerate((8, 8, 5))] + [draw(2, 9, seed=3)]
+    upstream = (draw(7, 2, 2600, 5, seed=4),)
+    attend = lambda *x: (nystrom_attention(*x[:3], mask, num_landmarks=16, conv_weight=x[3]),)
+    with native.without_native():
+        expected = with_gradients(attend, inputs, upstream)
+    spoiled = [x.masked_fill(~mask[:, None, :, None], torch.nan) for x in inputs[:3]] + inputs[3:]
+    found = with_gradients(attend, [x.to(dtype) for x in spoiled], [x.to(dtype) for x in upstream])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=TOLERANCES[dtype] * theirs.abs().max().item())
+    for rows in found[:4]:
+        assert (rows.transpose(1, 2)[~mask] == 0).all()
+
+
+def test_sequences_give_the_same_bits_alone_packed_and_padded_on_any_number_of_threads(machine_code):
+    lengths = [length for length in LENGTHS if length]
+    mask = mask_of(lengths, range(len(lengths)), 2600)
+    inputs = [in_rows(draw(6, 2, 2600, 8, seed=i, dtype=torch.float32)) for i in range(3)]
+    packed = [x.transpose(1, 2)[mask] for x in inputs]
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        attend = lambda *x: (nystrom_attention(*x, mask, num_landmarks=16),)
+        padded = with_gradients(attend, inputs, (torch.ones_like(inputs[0]),))
+        attend = lambda *x: (nystrom_attention_varlen(*x, borders, num_landmarks=16),)
+        found.append([x.transpose(1, 2)[mask] for x in padded])
+        found.append(with_gradients(attend, packed, (torch.ones_like(packed[0]),)))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+    own = slice(borders[4], borders[5])
+    alone = nystrom_attention(*(x[own].transpose(0, 1)[None] for x in packed), num_landmarks=16)
+    assert torch.equal(alone[0].transpose(0, 1), found[0][0][own])
+
+
+def test_exact_sequences_keep_no_memory_for_landmarks(machine_code):
+    x = draw(40 * 200, 2, 8, dtype=torch.float32)
+    borders = torch.arange(0, 40 * 200 + 1, 40)
+    with saved_sizes() as saved:
+        nystrom_attention_varlen(x.requires_grad_(), x, x, borders, num_landmarks=64)
+    assert max(saved) == x.numel()
 
 
 @pytest.mark.parametrize("sizes", [(100, 6, 9), (33, 16, 33), (2, 3, 7), (1100, 64, 5)], ids=str)

@@ -266,6 +266,25 @@ INLINE void columns_backward_of(const columns_task *t, int64_t g, int64_t c, int
     }
 }
 
+/* What the skip convolution alone adds to gradients of the values of (g, c), and what it gives for the kernel's. */
+static void skip_backward_item(const void *task, int64_t item, void *scratch) {
+    const columns_task *t = task;
+    const int64_t g = item % t->G, c = item / t->G, ep = t->ep;
+    REAL *V = scratch, *window = V + TOKENS * ep, *taps = window + (TOKENS + taps_padded(t)) * ep;
+    REAL *of_taps = t->partial_kernel + item * taps_padded(t);
+    memset(of_taps, 0, taps_padded(t) * sizeof(REAL));
+    if (!t->taps) return;
+    pack_taps(taps, at(t->kernel, 0, c, 0), t->taps, 1);
+    for (int64_t r = 0; r < t->s; r += TOKENS) {
+        const int64_t rows = smaller(TOKENS, t->s - r);
+        pack(V, ep, at(t->value, g, c, r), t->value.r, rows, t->e);
+        pack_window(window, ep, t->skip, g, c, r - t->taps / 2, rows + taps_padded(t), t->s, t->e);
+        add_correlation(of_taps, V, window, rows, taps_padded(t), ep);
+        convolve(V, ep, taps, t->taps, window, ep, rows, ep, 0);
+        unpack_adding(at(t->grad_value, g, c, r), t->grad_value.r, V, ep, rows, t->e);
+    }
+}
+
 INLINE void give_grad_query(const columns_task *t, int64_t g, int64_t c, const REAL *dQ) {
     (t->adds & QUERIES_ADD ? unpack_adding : unpack)(at(t->grad_query, g, c, 0), t->grad_query.r, dQ, t->dp, t->n, t->d);
 }
@@ -299,26 +318,29 @@ static void columns_backward_sum(const void *task, int64_t item, void *scratch) 
 
 INLINE int64_t columns_backward_items(const columns_task *t) { return t->overlap ? t->C : t->G * t->C * t->s_parts; }
 
-/* With memory for what items give, at `partial_kernel`, NULL where there is none. */
 INLINE columns_task sized_columns_backward(columns_task t) {
     t = sized_columns(t, ROWS_BACKWARD);
+    t.scratch = (2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np + TOKENS * (t.dp + t.ep + 2 * t.np) +
+                 (TOKENS + taps_padded(&t)) * t.ep + t.taps) * sizeof(REAL);
+    return t;
+}
+
+/* With memory for what items of the backward give, at `partial_kernel`, NULL where there is none. */
+INLINE columns_task with_partials(columns_task t) {
     const int64_t items = columns_backward_items(&t), padded = taps_padded(&t);
     const size_t of_queries = t.s_parts > 1 ? items * t.n * t.dp : 0;
     t.partial_kernel = malloc((of_queries + items * padded) * sizeof(REAL) + 1);
     if (of_queries && t.partial_kernel) t.partial = t.partial_kernel + items * padded;
-    t.scratch = (2 * t.n * t.dp + (t.d + t.e) * t.np + t.n * t.ep + 2 * t.np + TOKENS * (t.dp + t.ep + 2 * t.np) +
-                 (TOKENS + padded) * t.ep + t.taps) * sizeof(REAL);
     return t;
 }
 
-/* The kernel's gradient from what items gave: windows of gradients give the taps from the last to the first. */
-static void sum_kernel_gradient(const columns_task *t) {
+/* Adds to the kernel's gradient what items gave: windows of gradients give the taps from the last to the first. */
+static void add_kernel_gradient(const columns_task *t) {
     const int64_t padded = taps_padded(t), each = t->G * t->s_parts;
     for (int64_t c = 0; t->taps && c < t->C; c++) {
         const REAL *from = t->partial_kernel + c * each * padded;
         for (int64_t j = 0; j < t->taps; j++) {
             REAL *to = at(t->grad_kernel, 0, c, 0) + t->taps - 1 - j;
-            *to = 0;
             for (int64_t i = 0; i < each; i++) *to += from[i * padded + j];
         }
     }
@@ -328,7 +350,7 @@ static int run_columns_backward(const columns_task *t) {
     int outcome = nystrom_for_each_item(columns_backward_item, t, columns_backward_items(t), t->scratch, t->threads);
     if (t->partial && outcome == DONE)
         outcome = nystrom_for_each_item(columns_backward_sum, t, t->G * t->C, 0, t->threads);
-    if (outcome == DONE) sum_kernel_gradient(t);
+    if (outcome == DONE) add_kernel_gradient(t);
     return outcome;
 }
 
@@ -337,7 +359,7 @@ ENTRY(columns_backward)(const int64_t *args, double scale) {
     t.grad = take_view(&args), t.grad_lse = take_view(&args);
     t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
     t.adds = take(&args);
-    t = sized_columns_backward(t);
+    t = with_partials(sized_columns_backward(t));
     const int outcome = t.partial_kernel ? run_columns_backward(&t) : OUT_OF_MEMORY;
     free(t.partial_kernel);
     return outcome;

@@ -5,7 +5,8 @@ Their functions take `ctx` in the forward: with a `setup_context` of its own PyT
 and it serves transforms of `torch.func` alone, under which none of this runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -124,16 +125,30 @@ def whole_attention(
     num_landmarks: int,
     iterations: int,
     scale: float,
+    spans: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
     """Nyström attention with segment means, for more than m queries and keys, and the skip convolution of the values.
+
+    With `spans`, where sequences of any lengths begin and end, it is self-attention of each of these alone, exact where
+    there are at most m tokens: the i-th in the rows of the i-th example (b, h, n, d), zeros around it, or all of them
+    one after the other among packed tokens (t, h, d).
 
     As one function it writes each large gradient once, and keeps nothing large but its inputs.
     """
     inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
+    own = None if spans is None else _span_table(spans, num_landmarks)
     sizes = (num_landmarks, iterations, scale)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Whole.apply(query, key, value, kernel, *sizes)
-    return ops.nystrom(query, key, value, kernel, *sizes, False)[0]
+        return _Whole.apply(query, key, value, kernel, own, *sizes)
+    return ops.nystrom(query, key, value, kernel, own, *sizes, False)[0]
+
+
+def _span_table(spans: Sequence[tuple[int, int]], num_landmarks: int) -> Tensor:
+    """(g, 3): the first row of each sequence, its length, and its number among those that have landmarks, or -1."""
+    numbers = count()
+    lengths = ((first, after - first) for first, after in spans)
+    rows = [(first, length, next(numbers) if length > num_landmarks else -1) for first, length in lengths]
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 class _Whole(Function):
@@ -142,18 +157,18 @@ class _Whole(Function):
     @staticmethod
     def forward(ctx, *inputs: Any) -> Tensor:
         out, small = ops.nystrom(*inputs, True)
-        ctx.sizes = inputs[4:]
+        ctx.sizes = inputs[5:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:4], small)
+        ctx.save_for_backward(*inputs[:5], small)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 7
+            return (None,) * 8
         *grads, of_kernel = ops.nystrom_backward(grad, *ctx.saved_tensors, *ctx.sizes)
-        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None
+        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None, None
 
 
 # With an exact near field

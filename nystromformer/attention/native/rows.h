@@ -223,13 +223,14 @@ static void rows_backward_sum(const void *task, int64_t item, void *scratch) {
     unpack(at(t->grad_value, g, c, 0), t->grad_value.r, total + t->s * t->dp, t->ep, t->s, t->e);
 }
 
-/* With memory for `partial`, NULL where there is none. */
 INLINE rows_task sized_rows_backward(rows_task t) {
     t = sized_rows(t, ROWS_BACKWARD);
-    t.partial = malloc(rows_items(&t) * t.s * (t.dp + t.ep) * sizeof(REAL) + 1);
     t.scratch = ((t.d + t.e) * t.sp + t.s * t.dp + t.sp + TOKENS * (2 * t.dp + t.ep + 2 * t.sp)) * sizeof(REAL);
     return t;
 }
+
+/* Numbers of the gradients that all items give. */
+INLINE int64_t rows_partial_size(const rows_task *t) { return rows_items(t) * t->s * (t->dp + t->ep); }
 
 static int run_rows_backward(const rows_task *t) {
     const int outcome = nystrom_for_each_item(rows_backward_item, t, rows_items(t), t->scratch, t->threads);
@@ -242,6 +243,7 @@ ENTRY(rows_backward)(const int64_t *args, double scale) {
     t.grad = take_view(&args), t.grad_lse = take_view(&args);
     t.grad_query = take_view(&args), t.grad_key = take_view(&args), t.grad_value = take_view(&args);
     t = sized_rows_backward(t);
+    t.partial = malloc(rows_partial_size(&t) * sizeof(REAL) + 1);
     const int outcome = t.partial ? run_rows_backward(&t) : OUT_OF_MEMORY;
     free(t.partial);
     return outcome;

@@ -5,7 +5,7 @@ They have no gradients of their own, like those of `thin_operators`.
 
 from torch import Tensor
 
-from nystromformer.attention.native.library import call
+from nystromformer.attention.native.library import call, large_pages
 from nystromformer.attention.native.thin_operators import in_rows, new_rows, one_row, padded, register, view
 
 
@@ -73,6 +73,7 @@ def nystrom(
     key: Tensor,
     value: Tensor,
     kernel: Tensor | None,
+    spans: Tensor | None,
     num_landmarks: int,
     iterations: int,
     scale: float,
@@ -80,13 +81,16 @@ def nystrom(
 ) -> tuple[Tensor, Tensor]:
     """Nyström attention with segment means for n, s > m, and all that is small: where `keep`, what the backward needs.
 
+    With `spans` (g, 3), as `functions.whole_attention` gives them, a sequence has those rows of its example,
+    or of packed tokens (t, h, d), that they tell. Rows of an example around its sequence are 0.
+
     Few tensors are made: in a call of a millisecond or two, each counts.
     """
     query, key, value = in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
-    out, small = _nystrom_shapes(query, key, value, kernel, num_landmarks, iterations, scale, keep)
-    numbers = _nystrom_numbers(query, key, value, kernel, small, num_landmarks, iterations, keep)
-    call("nystrom_forward", query.dtype, scale, *numbers, *view(out))
+    out, small = _nystrom_shapes(query, key, value, kernel, spans, num_landmarks, iterations, scale, keep)
+    numbers = _nystrom_numbers(query, key, value, kernel, spans, small, num_landmarks, iterations, keep)
+    call("nystrom_forward", query.dtype, scale, *numbers, *_view(out))
     return out, small
 
 
@@ -95,16 +99,30 @@ def _nystrom_numbers(
     key: Tensor,
     value: Tensor,
     kernel: Tensor | None,
+    spans: Tensor | None,
     small: Tensor,
     num_landmarks: int,
     iterations: int,
     keep: bool,
 ) -> tuple[int, ...]:
-    sizes = (*query.shape[:3], key.shape[2], query.shape[3], value.shape[3])
+    groups = query.shape[0] if spans is None else spans.shape[0]
+    lengths = (query.shape[2], key.shape[2]) if query.dim() == 4 else (0, 0)  # no example has rows around a sequence
+    sizes = (groups, query.shape[1], *lengths, query.shape[-1], value.shape[-1])
+    of_spans = 0 if spans is None else spans.data_ptr()
     of_kernel = (*_kernel(kernel), 0 if kernel is None else kernel.shape[1])
     of_small = (int(keep), small.shape[2], small.data_ptr())
-    inputs = (*view(query), *view(key), *view(value), *of_kernel)
-    return (*sizes, num_landmarks, padded(num_landmarks), iterations, *inputs, *of_small)
+    inputs = (*_view(query), *_view(key), *_view(value), *of_kernel)
+    return (*sizes, num_landmarks, padded(num_landmarks), iterations, of_spans, *inputs, *of_small)
+
+
+def _view(x: Tensor) -> tuple[int, ...]:
+    """Where (g, c, r, width), or packed (r, c, width), begins, and its strides."""
+    return view(x) if x.dim() == 4 else (x.data_ptr(), 0, x.stride(1), x.stride(0))
+
+
+def _new_rows(like: Tensor, width: int) -> Tensor:
+    """Memory for (g, c, r, width), or packed (r, c, width)."""
+    return new_rows(like, width) if like.dim() == 4 else large_pages(like.new_empty(*like.shape[:2], width))
 
 
 def _kernel(kernel: Tensor | None) -> tuple[int, ...]:
@@ -116,16 +134,18 @@ def _nystrom_shapes(
     key: Tensor,
     value: Tensor,
     kernel: Tensor | None,
+    spans: Tensor | None,
     num_landmarks: int,
     iterations: int,
     scale: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and memory for the parts that `take_whole` in whole.h lists, (b, h, numbers)."""
-    m, side, e = num_landmarks, padded(num_landmarks), value.shape[3]
+    """The result, and memory for the parts that `whole_steps` in whole.h lists, for each sequence with landmarks."""
+    m, side, e = num_landmarks, padded(num_landmarks), value.shape[-1]
     squares = 2 + (3 * iterations if keep else 0)
-    numbers = padded(squares * side * side + 2 * m * (query.shape[3] + e) + m)
-    return new_rows(query, e), query.new_empty(query.shape[0], query.shape[1], numbers)
+    numbers = padded(squares * side * side + 2 * m * (query.shape[-1] + e) + m)
+    sequences = query.shape[0] if spans is None else int(spans[:, 2].max()) + 1
+    return _new_rows(query, e), query.new_empty(sequences, query.shape[1], numbers)
 
 
 def nystrom_backward(
@@ -134,6 +154,7 @@ def nystrom_backward(
     key: Tensor,
     value: Tensor,
     kernel: Tensor | None,
+    spans: Tensor | None,
     small: Tensor,
     num_landmarks: int,
     iterations: int,
@@ -143,11 +164,11 @@ def nystrom_backward(
     grad, query, key, value = in_rows(grad), in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
     sizes = num_landmarks, iterations
-    grads = _nystrom_backward_shapes(grad, query, key, value, kernel, small, *sizes, scale)
-    numbers = _nystrom_numbers(query, key, value, kernel, small, *sizes, True)
-    of_kernel = _kernel(None if kernel is None else grads[3])
-    places = (number for x in (grad, *grads[:3]) for number in view(x))
-    call("nystrom_backward", query.dtype, scale, *numbers, *places, *of_kernel)
+    grads = _nystrom_backward_shapes(grad, query, key, value, kernel, spans, small, *sizes, scale)
+    numbers = _nystrom_numbers(query, key, value, kernel, spans, small, *sizes, True)
+    of_kernel = _kernel(None if kernel is None else grads[3].zero_())
+    places = (number for x in (grad, *grads[:3]) for number in _view(x))
+    call("nystrom_backward", query.dtype, scale, *numbers, *places, *of_kernel, small.shape[0])
     return grads
 
 
@@ -157,13 +178,15 @@ def _nystrom_backward_shapes(
     key: Tensor,
     value: Tensor,
     kernel: Tensor | None,
+    spans: Tensor | None,
     small: Tensor,
     num_landmarks: int,
     iterations: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_kernel = query.new_empty(0) if kernel is None else kernel.new_empty(kernel.shape)
-    return new_rows(query, query.shape[3]), new_rows(key, key.shape[3]), new_rows(value, value.shape[3]), of_kernel
+    of_query, of_key, of_value = (_new_rows(x, x.shape[-1]) for x in (query, key, value))
+    return of_query, of_key, of_value, of_kernel
 
 
 register("pinv(Tensor A, Tensor norms, int iterations, bool keep) -> (Tensor, Tensor)", _pinv, _pinv_shapes)
@@ -174,7 +197,7 @@ register(
 )
 register("skip(Tensor value, Tensor kernel) -> Tensor", skip, _skip_shapes)
 register("skip_kernel(Tensor grad, Tensor value, int taps) -> Tensor", skip_kernel, _skip_kernel_shapes)
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? kernel"
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? kernel, Tensor? spans"
 _SIZES = "int num_landmarks, int iterations, float scale"
 register(f"nystrom({_INPUTS}, {_SIZES}, bool keep) -> (Tensor, Tensor)", nystrom, _nystrom_shapes)
 register(

@@ -1,12 +1,15 @@
 """What Nyström attention computes, once its input is checked: landmarks, pseudoinverse, and the passes around them.
 
 A batch goes through `attend`, with its masks. Sequences without padding, of one length or of many, go through
-`attend_to_sequences`, each alone but for the pseudoinverses, which are made in one batch.
+`attend_to_sequences`, each alone but for the pseudoinverses, which are made in one batch. Where machine code of our own
+can do all of it, `native.whole_attention` does: of batches, of the valid tokens of padded ones, of packed sequences.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import TypedDict
 
 import torch
@@ -32,6 +35,7 @@ from nystromformer.attention.shared.common import (
     softmax_attention,
 )
 from nystromformer.attention.shared.skip_convolution import skip_convolution
+from nystromformer.attention.shared.varlen import PackedInput, as_rows, attend_to_spans
 from nystromformer.checks import check_at_least, check_choice
 
 
@@ -167,25 +171,37 @@ def attend_and_skip(
 
 
 def runs_whole(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
-    """Whether machine code of our own computes all of it: what the paper does, without masks, for one matrix each."""
+    """Whether machine code of our own computes all of it for batches without masks."""
+    return _is_native(query, key, value, kernel, options) and not is_exact(query, key, options)
+
+
+def takes_spans(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
+    """Whether it does for sequences of any lengths, (b, h, n, d) or packed (t, h, d)."""
+    return _is_native(query, key, value, kernel, options) and options.exact_up_to == options.num_landmarks
+
+
+def _is_native(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
+    """Whether all is done as in the paper, with one pseudoinverse for each matrix, on what machine code can take."""
     as_in_the_paper = (options.landmarks, options.pinv, options.pinv_scaling) == (
         "segment_means",
         "iterative",
         "matrix",
     )
     tensors = (query, key, value) if kernel is None else (query, key, value, kernel)
-    return (
-        as_in_the_paper
-        and options.num_landmarks <= native.MOST_COLUMNS
-        and native.runs_native(*tensors)
-        and not is_exact(query, key, options)
-    )
+    return as_in_the_paper and options.num_landmarks <= native.MOST_COLUMNS and native.runs_native(*tensors)
 
 
 def _whole(
-    query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, scale: float, options: NystromOptions
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+    spans: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
-    return native.whole_attention(query, key, value, kernel, options.num_landmarks, options.pinv_iterations, scale)
+    sizes = options.num_landmarks, options.pinv_iterations
+    return native.whole_attention(query, key, value, kernel, *sizes, scale, spans)
 
 
 def plus_skip(out: Tensor, value: Tensor, kernel: Tensor | None) -> Tensor:
@@ -233,6 +249,34 @@ def is_exact(query: Tensor, key: Tensor, options: NystromOptions) -> bool:
     """Whether nothing is approximated, by the lengths (b, h, n, d) and (b, h, s, d) alone."""
     few = min(query.shape[2], key.shape[2]) <= options.num_landmarks
     return few or (options.exact_below is not None and all_are_short(query, key, options.exact_below))
+
+
+def attend_within(
+    spans: list[tuple[int, int]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    scale: float,
+    options: NystromOptions,
+) -> Tensor:
+    """`attend_and_skip` of each example's valid tokens, which begin and end where `spans` tells; zeros around them."""
+    if all(after - first == query.shape[2] for first, after in spans):
+        return attend_and_skip(query, key, value, None, None, kernel, scale, options)
+    if takes_spans(query, key, value, kernel, options):
+        return _whole(query, key, value, kernel, scale, options, spans)
+    attend = partial(attend_to_sequences, kernel=kernel, scale=scale, options=options)
+    return attend_to_spans(attend, spans, query, key, value)
+
+
+def attend_packed(packed: PackedInput, kernel: Tensor | None, scale: float, options: NystromOptions) -> Tensor:
+    """`attend_and_skip` of each sequence alone: (t, h, e)."""
+    tensors = packed.query, packed.key, packed.value
+    if packed.is_self_attention and takes_spans(*tensors, kernel, options):
+        spans = list(pairwise(packed.queries.offsets.tolist()))
+        return _whole(*tensors, kernel, scale, options, spans)
+    outs = attend_to_sequences(*packed.sequences(), kernel=kernel, scale=scale, options=options)
+    return torch.cat([as_rows(out) for out in outs])
 
 
 def attend_to_sequences(

@@ -9,7 +9,6 @@ two calls of `scaled_dot_product_attention` around a small pseudoinverse, and no
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -20,9 +19,10 @@ from nystromformer.attention.nystrom.core import (
     NystromKeywords,
     NystromOptions,
     attend_and_skip,
-    attend_to_sequences,
+    attend_within,
     landmark_core,
     masked_softmax,
+    takes_spans,
 )
 from nystromformer.attention.nystrom.varlen import nystrom_attention_varlen
 from nystromformer.attention.shared.common import (
@@ -43,7 +43,7 @@ from nystromformer.attention.shared.common import (
     zero_masked,
 )
 from nystromformer.attention.shared.skip_convolution import SkipConvolution, kernel_of
-from nystromformer.attention.shared.varlen import attend_to_spans, valid_spans
+from nystromformer.attention.shared.varlen import own_calls_pay, valid_spans
 from nystromformer.checks import check_at_least, check_fraction, check_odd
 
 
@@ -111,10 +111,10 @@ def nystrom_attention(
         # Scaling by the batch needs the batch together.
         alone = query_mask is key_mask and pinv_scaling == "matrix" and grid_shape is None
         ways = 1 if options.exact_up_to == num_landmarks else 2
-        spans = valid_spans(query_mask, query, ways) if alone else None
-        if spans is not None:
-            attend = partial(attend_to_sequences, kernel=conv_weight, scale=scale, options=options)
-            return attend_to_spans(attend, spans, query, key, value)
+        if alone and (takes_spans(query, key, value, conv_weight, options) or own_calls_pay(query, ways)):
+            spans = valid_spans(query_mask)
+            if spans is not None:
+                return attend_within(spans, query, key, value, conv_weight, scale, options)
         query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
         out = attend_and_skip(query, key, value, query_mask, key_mask, conv_weight, scale, options)
         return zero_masked(out, query_mask)

@@ -1,9 +1,9 @@
 """Nyström attention of packed sequences: each gives what it gives alone, and nothing is padded.
 
-Where Python can read the borders, on CPUs, both passes run over each sequence as a view, and the pseudoinverses are one
-batch. Elsewhere, on other devices and in compiled graphs, the tokens are divided into chunks that each belong to one
-sequence: their number depends on those of tokens and sequences alone. So nothing waits for a device, and as many
-kernels are launched for a hundred sequences as for one:
+Where Python can read the borders, on CPUs, machine code takes all sequences as they lie. Without it both passes run
+over each sequence as a view, and the pseudoinverses are one batch. Elsewhere, on other devices and in compiled graphs,
+the tokens are divided into chunks that each belong to one sequence: their number depends on those of tokens and
+sequences alone. So nothing waits for a device, and as many kernels are launched for a hundred sequences as for one:
 
     F W    the queries of each chunk attend to the landmarks of its sequence
     B V    the landmarks of its sequence attend to the keys of each chunk, and the parts are merged by log-sum-exp
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nystromformer.attention.base import with_options
-from nystromformer.attention.nystrom.core import NystromKeywords, NystromOptions, attend_to_sequences, softmax_inverse
+from nystromformer.attention.nystrom.core import NystromKeywords, NystromOptions, attend_packed, softmax_inverse
 from nystromformer.attention.nystrom.landmarks import Segments, means_over, segments_of_ranks
 from nystromformer.attention.shared.common import (
     full_precision,
@@ -73,8 +73,7 @@ def nystrom_attention_varlen(
         # Other landmarks compare the tokens of a sequence, and scaling by the batch needs all of it together.
         by_sequence = packed.queries.lengths is not None and given.pinv_scaling == "matrix"
         if by_sequence or (given.landmarks != "segment_means" and not torch.compiler.is_compiling()):
-            outs = attend_to_sequences(*packed.sequences(), kernel=kernel, scale=scale, options=given)
-            return packed.result(torch.cat([as_rows(out) for out in outs]))
+            return packed.result(attend_packed(packed, kernel, scale, given))
         out = attend_in_chunks(packed, scale, given)
         if kernel is not None:
             out = out + spaced_convolution(packed.value, packed.keys, kernel)

@@ -8,7 +8,7 @@ depend on the numbers of tokens and of sequences alone: `Spread` then gives ever
 
 A batch that is padded to its longest example spends its time on padding as on tokens, and masks cost copies of all
 queries, keys and values. Both are avoided where each example's valid tokens stand together and Python can read the
-mask: `attend_to_spans` then computes each example alone.
+mask: `valid_spans` tells where they are, and `attend_to_spans` computes each example alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -325,18 +325,24 @@ SMALLEST_EXAMPLE = 2**19
 """Queries of one padded example, n·h·d numbers, from which on its own calls cost less than its padding."""
 
 
-def valid_spans(mask: Tensor | None, tokens: Tensor, ways: int = 1) -> list[tuple[int, int]] | None:
-    """Where each example's valid tokens begin and end, for `mask` (b, n) and `tokens` (b, h, n, d).
+def own_calls_pay(tokens: Tensor, ways: int = 1) -> bool:
+    """Whether each example of `tokens` (b, h, n, d) is better computed by calls of its own than padded.
 
-    None where the batch is better computed as a whole: without a mask, for small examples, where valid tokens have
-    padding between them, and where Python can't look at the mask: on other devices, in graphs, under `torch.func`.
     `ways` is in how many ways the whole would be computed: 2 where some examples are to be exact (`exact_below`).
+    """
+    return ways * tokens.shape[1:].numel() >= SMALLEST_EXAMPLE
 
-    >>> mask = torch.arange(4096) < torch.tensor([[1000], [4096]])
-    >>> valid_spans(mask, torch.zeros(2, 8, 4096, 64))
+
+def valid_spans(mask: Tensor | None) -> list[tuple[int, int]] | None:
+    """Where each example's valid tokens begin and end, for `mask` (b, n).
+
+    None without a mask, where valid tokens have padding between them, and where Python can't look at the mask: on other
+    devices, in graphs, under `torch.func`.
+
+    >>> valid_spans(torch.arange(4096) < torch.tensor([[1000], [4096]]))
     [(0, 1000), (0, 4096)]
     """
-    if mask is None or not is_readable(mask) or ways * tokens.shape[1:].numel() < SMALLEST_EXAMPLE:
+    if mask is None or not is_readable(mask):
         return None
     length = mask.shape[1]
     place = torch.arange(length)
@@ -353,11 +359,9 @@ def attend_to_spans(attend: Callable[..., Sequence[Tensor]], spans: list[tuple[i
     """`attend` of each example's span alone, in its place in a result (b, h, n, e) of zeros.
 
     `attend` gets, for each of `tensors` (b, h, n, d), a list of (1, h, l, d), and gives a list of (1, h, l, e), with no
-    mask left to heed. Where there is no padding at all it gets the batch together.
+    mask left to heed.
     """
     batch, length = tensors[0].shape[0], tensors[0].shape[2]
-    if all(after - first == length for first, after in spans):
-        return attend(*([x] for x in tensors))[0]
     sizes = list(chain.from_iterable((first, after - first, length - after) for first, after in spans))
     examples = [[as_batch(rows) for rows in _rows(x).split(sizes)[1::3] if len(rows)] for x in tensors]
     if not torch.is_grad_enabled():

@@ -6,6 +6,7 @@ import torch
 
 from nystromformer import build_attention, nystrom_attention_varlen
 from nystromformer.attention import nystrom_attention
+from nystromformer.attention.native import library
 from nystromformer.attention.shared import varlen
 from nystromformer.attention.shared.varlen import Packing, lengths_to_offsets, packed_input, packing
 from nystromformer.bench.measure import Kernels
@@ -160,23 +161,25 @@ def any_size(monkeypatch):
     monkeypatch.setattr(varlen, "SMALLEST_EXAMPLE", 0)
 
 
-def test_spans_of_valid_tokens(any_size):
-    tokens = torch.zeros(5, 2, 90, 4)
-    assert varlen.valid_spans(mask_of(SPANS), tokens) == SPANS
+def test_spans_of_valid_tokens():
+    assert varlen.valid_spans(mask_of(SPANS)) == SPANS
     with_a_hole = mask_of(SPANS)
     with_a_hole[1, 50] = False
-    assert varlen.valid_spans(with_a_hole, tokens) is None
-    assert varlen.valid_spans(None, tokens) is None
-    assert varlen.valid_spans(mask_of(SPANS).to("meta"), tokens) is None
+    assert varlen.valid_spans(with_a_hole) is None
+    assert varlen.valid_spans(None) is None
+    assert varlen.valid_spans(mask_of(SPANS).to("meta")) is None
 
 
-def test_small_examples_stay_together():
-    assert varlen.valid_spans(mask_of(SPANS), torch.zeros(5, 2, 90, 4)) is None
+def test_calls_of_their_own_pay_for_large_examples_alone():
+    assert not varlen.own_calls_pay(torch.zeros(5, 2, 90, 4))
+    assert varlen.own_calls_pay(torch.zeros(1, 8, 1024, 64))
 
 
 @pytest.mark.parametrize("layout", ["projections", "heads first"])
 @pytest.mark.parametrize("options", [{}, {"landmarks": "kmeans"}, {"exact_below": 70}], ids=str)
 def test_result_and_gradients_equal_those_of_the_masked_batch(monkeypatch, layout, options):
+    """By PyTorch's operations; machine code takes examples of any size (tests/attention/test_native.py)."""
+    monkeypatch.setattr(library, "_set", None)
     mask = mask_of(SPANS)
     kernel = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     results = []
