@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from nystromformer.attention import Attention, skip_convolution
+from nystromformer.attention.native import runs_native
 from nystromformer.attention.shared.common import at_least_float32, shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
@@ -118,26 +120,6 @@ def token_mask(attention_mask: Tensor | None, batch: int, length: int) -> Tensor
     return None if can_look and bool(mask.all()) else mask
 
 
-def pool(hidden: Tensor, mask: Tensor | Borders | None, pooling: str) -> Tensor:
-    """The first real token ("cls") or the mean of the real tokens ("mean") of `hidden` (b, n, d): (b, d).
-
-    Of a flattened batch (1, n, d), those of each sequence within its borders.
-
-    >>> hidden, mask = torch.tensor([[[9.0], [1.0], [3.0]]]), torch.tensor([[False, True, True]])
-    >>> pool(hidden, mask, "cls"), pool(hidden, mask, "mean")
-    (tensor([[1.]]), tensor([[2.]]))
-    """
-    if isinstance(mask, Borders):
-        return mask.pool(hidden, pooling)
-    if mask is None:
-        return hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
-    if pooling == "cls":
-        first = mask.long().argmax(dim=1)  # not simply 0: padding may stand on the left
-        return hidden.gather(1, first[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
-    total = torch.where(mask[..., None], hidden, torch.zeros((), dtype=hidden.dtype, device=hidden.device)).sum(dim=1)
-    return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
 class NystromformerPooler(nn.Module):
     """A dense layer and tanh on the pooled vector, as in BERT."""
 
@@ -150,24 +132,40 @@ class NystromformerPooler(nn.Module):
 
 
 LEVELS = 1 << 16
+"""Of which a share is dropped: probabilities are multiples of 1 / LEVELS."""
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, four decisions of which are made by one random number of 64 bits where tensors are on a CPU.
+    """`nn.Dropout`, with another generator on CPUs.
 
-    PyTorch draws its numbers one by one there, on one thread: a tenth of a training step of a small model.
-    Probabilities are rounded to 1/65,536, and what is kept is divided by the rounded one: the mean stays the input.
+    There PyTorch draws a number for each decision, on one thread, and keeps all decisions: a fifth of a training step
+    of a small model. Here PyTorch's generator gives one number, from which all decisions follow, on all threads, and
+    the backward makes them again. Probabilities are rounded to 1/65,536, and what is kept is divided by the rounded
+    share: the mean stays the input.
+
+    >>> out = Dropout(0.25)(torch.ones(1000))
+    >>> sorted(set(out.tolist()))
+    [0.0, 1.3333333730697632]
     """
 
     def forward(self, input: Tensor) -> Tensor:
         dropped = round(self.p * LEVELS)
-        if not self.training or input.device.type != "cpu" or torch.compiler.is_compiling() or dropped in (0, LEVELS):
+        some = self.training and 0 < dropped < LEVELS
+        if not some or torch.compiler.is_compiling() or not runs_native(input):
             return super().forward(input)
-        count = input.numel()
-        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-        levels = words.view(torch.int16)[:count].view(input.shape)
-        kept = torch.tensor(LEVELS / (LEVELS - dropped), dtype=input.dtype)
-        return input * torch.where(levels >= dropped - LEVELS // 2, kept, 0)
+        seed = int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
+        return _Dropout.apply(input, dropped - LEVELS // 2, seed, LEVELS / (LEVELS - dropped))
+
+
+class _Dropout(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, *settings: Any) -> Tensor:
+        ctx.settings = settings
+        return torch.ops.nystromformer.dropout(x, *settings)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Dropout.apply(grad, *ctx.settings), None, None, None
 
 
 LONGEST = 1024

@@ -21,12 +21,11 @@ from nystromformer.models.encoder import (
     NystromformerEncoder,
     NystromformerPooler,
     Rotation,
-    pool,
     rotation_of,
     tile_positions,
     token_mask,
 )
-from nystromformer.models.flattened import Borders, flattened
+from nystromformer.models.flattened import Borders, flattened, pool
 
 SWITCHABLE = re.compile(
     r"(^|\.)pooler\.|\.attention\.self\.(attention|conv|key)\.|embeddings\.(position|token_type)_ids$"

@@ -249,6 +249,28 @@ def test_convolutions_and_their_gradients_are_those_of_the_definition(machine_co
     )
 
 
+def splitmix64(seed, count):
+    """The first numbers of the generator, written from its definition."""
+    for k in range(1, count + 1):
+        z = (seed + k * 0x9E3779B97F4A7C15) % (1 << 64)
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        yield z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("seed", [0, 7, -(1 << 63)])
+def test_dropout_keeps_what_its_generator_says(machine_code, seed, dtype):
+    x = draw(101, 3, dtype=dtype)
+    words = torch.tensor([z - (z >> 63 << 64) for z in splitmix64(seed, 76)])
+    kept = words.view(torch.int16)[:303].view(101, 3) >= -9000
+    out = torch.ops.nystromformer.dropout(x, -9000, seed, 1.25)
+    assert torch.equal(out, torch.where(kept, 1.25 * x, 0))
+    scattered = torch.ops.nystromformer.dropout(x.mT, -9000, seed, 1.25)  # places are those of its rows, one by one
+    assert torch.equal(scattered == 0, ~kept.view(3, 101))
+    assert torch.equal(x.mT * 1.25 * (scattered != 0), scattered)
+
+
 def run(code, **environment):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=300)

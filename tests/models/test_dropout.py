@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from largest_tensor import saved_sizes
 
+from nystromformer.attention.native import instructions
 from nystromformer.models.encoder import Dropout
 
 
@@ -32,6 +34,29 @@ def test_gradient_has_the_same_decisions():
     out.sum().backward()
     torch.testing.assert_close(x.grad * x, out)
     assert (x.grad == 0).any()
+
+
+def test_gradients_of_gradients_have_the_same_decisions_too():
+    x, upstream = (torch.randn(50, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    out = Dropout(0.4)(x)
+    (grad,) = torch.autograd.grad(out, x, upstream, create_graph=True)
+    (again,) = torch.autograd.grad(grad, upstream, torch.ones_like(grad))
+    torch.testing.assert_close(again * upstream, grad)
+
+
+@pytest.mark.skipif(instructions().startswith("none"), reason=instructions())
+def test_nothing_is_kept_for_the_backward_and_threads_change_nothing():
+    x = torch.randn(100_001, requires_grad=True)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(3)
+        with saved_sizes() as saved:
+            out = Dropout(0.3)(x)
+        assert not saved
+        found.append([out, *torch.autograd.grad(out, x, torch.ones_like(x))])
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_is_determined_by_the_seed_and_absent_in_evaluation():

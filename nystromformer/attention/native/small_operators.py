@@ -1,4 +1,4 @@
-"""What is small as operators of PyTorch: pseudoinverses, and the whole of Nyström attention around them.
+"""What is small as operators of PyTorch: pseudoinverses, and the whole of Nyström attention around them; dropout.
 
 They have no gradients of their own, like those of `thin_operators`.
 """
@@ -189,12 +189,26 @@ def _nystrom_backward_shapes(
     return of_query, of_key, of_value, of_kernel
 
 
+def dropout(x: Tensor, least: int, seed: int, factor: float) -> Tensor:
+    """`x` times `factor` where a level from -32,768 to 32,767, drawn by `seed` for each place, is at least `least`;
+    0 elsewhere."""
+    x = x.contiguous()
+    out = _dropout_shapes(x, least, seed, factor)
+    call("dropout", x.dtype, factor, x.numel(), least, seed, x.data_ptr(), out.data_ptr())
+    return out
+
+
+def _dropout_shapes(x: Tensor, least: int, seed: int, factor: float) -> Tensor:
+    return large_pages(x.new_empty(x.shape))
+
+
 register("pinv(Tensor A, Tensor norms, int iterations, bool keep) -> (Tensor, Tensor)", _pinv, _pinv_shapes)
 register(
     "pinv_backward(Tensor grad, Tensor A, Tensor norms, Tensor steps) -> (Tensor, Tensor)",
     _pinv_backward,
     _pinv_backward_shapes,
 )
+register("dropout(Tensor x, int least, int seed, float factor) -> Tensor", dropout, _dropout_shapes)
 register("skip(Tensor value, Tensor kernel) -> Tensor", skip, _skip_shapes)
 register("skip_kernel(Tensor grad, Tensor value, int taps) -> Tensor", skip_kernel, _skip_kernel_shapes)
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? kernel, Tensor? spans"
