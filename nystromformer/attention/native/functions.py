@@ -126,28 +126,29 @@ def whole_attention(
     iterations: int,
     scale: float,
     spans: Sequence[tuple[int, int]] | None = None,
+    exact_up_to: int = 0,
 ) -> Tensor:
     """Nyström attention with segment means, for more than m queries and keys, and the skip convolution of the values.
 
-    With `spans`, where sequences of any lengths begin and end, it is self-attention of each of these alone, exact where
-    there are at most m tokens: the i-th in the rows of the i-th example (b, h, n, d), zeros around it, or all of them
-    one after the other among packed tokens (t, h, d).
+    With `spans`, where sequences of any lengths begin and end, it is self-attention of each of these alone, exact for
+    at most `exact_up_to` tokens, m or more of them: the i-th in the rows of the i-th example (b, h, n, d), zeros around
+    it, or all of them one after the other among packed tokens (t, h, d).
 
     As one function it writes each large gradient once, and keeps nothing large but its inputs.
     """
     inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
-    own = None if spans is None else _span_table(spans, num_landmarks)
-    sizes = (num_landmarks, iterations, scale)
+    own = None if spans is None else _span_table(spans, exact_up_to)
+    sizes = (exact_up_to, num_landmarks, iterations, scale)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return _Whole.apply(query, key, value, kernel, own, *sizes)
     return ops.nystrom(query, key, value, kernel, own, *sizes, False)[0]
 
 
-def _span_table(spans: Sequence[tuple[int, int]], num_landmarks: int) -> Tensor:
+def _span_table(spans: Sequence[tuple[int, int]], exact_up_to: int) -> Tensor:
     """(g, 3): the first row of each sequence, its length, and its number among those that have landmarks, or -1."""
     numbers = count()
     lengths = ((first, after - first) for first, after in spans)
-    rows = [(first, length, next(numbers) if length > num_landmarks else -1) for first, length in lengths]
+    rows = [(first, length, next(numbers) if length > exact_up_to else -1) for first, length in lengths]
     return torch.tensor(rows, dtype=torch.int64)
 
 
@@ -166,9 +167,9 @@ class _Whole(Function):
     @once_differentiable
     def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
+            return (None,) * 9
         *grads, of_kernel = ops.nystrom_backward(grad, *ctx.saved_tensors, *ctx.sizes)
-        return *grads, of_kernel if ctx.needs_input_grad[3] else None, None, None, None, None
+        return *grads, of_kernel if ctx.needs_input_grad[3] else None, *(None,) * 5
 
 
 # With an exact near field

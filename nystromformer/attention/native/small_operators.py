@@ -74,6 +74,7 @@ def nystrom(
     value: Tensor,
     kernel: Tensor | None,
     spans: Tensor | None,
+    exact_up_to: int,
     num_landmarks: int,
     iterations: int,
     scale: float,
@@ -88,8 +89,9 @@ def nystrom(
     """
     query, key, value = in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
-    out, small = _nystrom_shapes(query, key, value, kernel, spans, num_landmarks, iterations, scale, keep)
-    numbers = _nystrom_numbers(query, key, value, kernel, spans, small, num_landmarks, iterations, keep)
+    out, small = _nystrom_shapes(query, key, value, kernel, spans, exact_up_to, num_landmarks, iterations, scale, keep)
+    sizes = exact_up_to, num_landmarks, iterations
+    numbers = _nystrom_numbers(query, key, value, kernel, spans, small, *sizes, keep)
     call("nystrom_forward", query.dtype, scale, *numbers, *_view(out))
     return out, small
 
@@ -101,6 +103,7 @@ def _nystrom_numbers(
     kernel: Tensor | None,
     spans: Tensor | None,
     small: Tensor,
+    exact_up_to: int,
     num_landmarks: int,
     iterations: int,
     keep: bool,
@@ -112,7 +115,7 @@ def _nystrom_numbers(
     of_kernel = (*_kernel(kernel), 0 if kernel is None else kernel.shape[1])
     of_small = (int(keep), small.shape[2], small.data_ptr())
     inputs = (*_view(query), *_view(key), *_view(value), *of_kernel)
-    return (*sizes, num_landmarks, padded(num_landmarks), iterations, of_spans, *inputs, *of_small)
+    return (*sizes, num_landmarks, padded(num_landmarks), iterations, of_spans, exact_up_to, *inputs, *of_small)
 
 
 def _view(x: Tensor) -> tuple[int, ...]:
@@ -135,6 +138,7 @@ def _nystrom_shapes(
     value: Tensor,
     kernel: Tensor | None,
     spans: Tensor | None,
+    exact_up_to: int,
     num_landmarks: int,
     iterations: int,
     scale: float,
@@ -156,6 +160,7 @@ def nystrom_backward(
     kernel: Tensor | None,
     spans: Tensor | None,
     small: Tensor,
+    exact_up_to: int,
     num_landmarks: int,
     iterations: int,
     scale: float,
@@ -163,7 +168,7 @@ def nystrom_backward(
     """Gradients of query, key, value and kernel, the last one empty where there is none."""
     grad, query, key, value = in_rows(grad), in_rows(query), in_rows(key), in_rows(value)
     kernel = None if kernel is None else in_rows(kernel)
-    sizes = num_landmarks, iterations
+    sizes = exact_up_to, num_landmarks, iterations
     grads = _nystrom_backward_shapes(grad, query, key, value, kernel, spans, small, *sizes, scale)
     numbers = _nystrom_numbers(query, key, value, kernel, spans, small, *sizes, True)
     of_kernel = _kernel(None if kernel is None else grads[3].zero_())
@@ -180,6 +185,7 @@ def _nystrom_backward_shapes(
     kernel: Tensor | None,
     spans: Tensor | None,
     small: Tensor,
+    exact_up_to: int,
     num_landmarks: int,
     iterations: int,
     scale: float,
@@ -212,7 +218,7 @@ register("dropout(Tensor x, int least, int seed, float factor) -> Tensor", dropo
 register("skip(Tensor value, Tensor kernel) -> Tensor", skip, _skip_shapes)
 register("skip_kernel(Tensor grad, Tensor value, int taps) -> Tensor", skip_kernel, _skip_kernel_shapes)
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? kernel, Tensor? spans"
-_SIZES = "int num_landmarks, int iterations, float scale"
+_SIZES = "int exact_up_to, int num_landmarks, int iterations, float scale"
 register(f"nystrom({_INPUTS}, {_SIZES}, bool keep) -> (Tensor, Tensor)", nystrom, _nystrom_shapes)
 register(
     f"nystrom_backward(Tensor grad, {_INPUTS}, Tensor small, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor)",

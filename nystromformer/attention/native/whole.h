@@ -3,8 +3,8 @@
    Where no head's sequence is divided, heads are taken one by one, from the first step to the last, so that what a head
    has stays in a cache and threads meet once. Otherwise all heads take each step together.
 
-   Sequences of one batch may have lengths of their own, as `spans` tells. Each is computed as it would be alone: those of
-   at most m tokens exactly, those that are not divided head by head, all together, longer ones one after the other. */
+   Sequences of one batch may have lengths of their own, as `spans` tells. Each is computed as it would be alone: short ones
+   exactly, those that are not divided head by head, all together, longer ones one after the other. */
 
 /* The first row of a sequence, its length, and which of the sequences with landmarks it is (of those that have none: -1). */
 typedef struct {
@@ -14,7 +14,8 @@ typedef struct {
 /* What is computed, for G sequences of C heads each. */
 typedef struct {
     int64_t threads, G, C, n, s, d, e, m, size, iterations, taps, keeps;
-    const span *spans; /* of each sequence, in n rows; or none, where all have all rows */
+    const span *spans;   /* of each sequence, in n rows; or none, where all have all rows */
+    int64_t exact_up_to; /* tokens of a sequence, at least m */
     view query, key, value, kernel, out; /* (g, c, n, d), (g, c, s, d), (g, c, s, e), (c, taps), (g, c, n, e) */
     view grad, grad_query, grad_key, grad_value, grad_kernel; /* backward */
     int64_t number, grad_number; /* of numbers at the next two for each head */
@@ -68,7 +69,7 @@ INLINE view next_part(heads_memory *x, int64_t rows, int64_t width) {
 /* The steps of both directions. The memory that the backward finds again is A, Z, the steps of the pseudoinverse where
    they are wanted, W, B V, landmarks and log-sum-exps. */
 static whole_task whole_steps(const whole *x) {
-    whole_task t = {.exact = x->s <= x->m};
+    whole_task t = {.exact = x->s <= x->exact_up_to};
     const int64_t threads = x->threads, G = x->G, C = x->C, n = x->n, s = x->s, d = x->d, e = x->e, m = x->m;
     heads_memory small = {x->small, C, x->number}, grads = {x->grad_small, C, x->grad_number};
     core_task *core = &t.core;
@@ -231,17 +232,22 @@ static int run_long_sequences(const whole *x, int (*run)(const whole *)) {
 static int run_spans(const whole *x) {
     const int backward = x->grad.data != NULL;
     whole one = *x;
-    one.G = one.C = 1, one.n = one.s = x->m + 1; /* what an item needs does not grow with its sequence */
-    whole_task t = whole_steps(&one);
-    const size_t scratch = largest_scratch(&t) + (backward ? rows_partial_size(&t.rows) * sizeof(REAL) : 0);
+    size_t scratch = 0;
+    one.G = one.C = 1;
+    for (int64_t more = 0; more <= 1; more++) { /* what an item needs grows with its sequence while that is exact */
+        one.n = one.s = x->exact_up_to + more;
+        const whole_task t = whole_steps(&one);
+        const size_t needed = largest_scratch(&t) + (backward ? rows_partial_size(&t.rows) * sizeof(REAL) : 0);
+        scratch = needed > scratch ? needed : scratch;
+    }
     int outcome = nystrom_for_each_item(zero_around_item, x, x->n ? x->G : 0, 0, x->threads);
     if (outcome == DONE)
         outcome = nystrom_for_each_item(backward ? sequence_backward_item : sequence_forward_item, x, heads_of(x), scratch,
                                         x->threads);
     if (backward && outcome == DONE) {
-        t.columns = (columns_task){.G = x->G, .C = x->C, .s_parts = 1, .taps = x->taps};
-        t.columns.grad_kernel = x->grad_kernel, t.columns.partial_kernel = x->kernel_sums;
-        add_kernel_gradient(&t.columns);
+        columns_task given = {.G = x->G, .C = x->C, .s_parts = 1, .taps = x->taps};
+        given.grad_kernel = x->grad_kernel, given.partial_kernel = x->kernel_sums;
+        add_kernel_gradient(&given);
     }
     return outcome == DONE ? run_long_sequences(x, backward ? run_whole_backward : run_whole_forward) : outcome;
 }
@@ -250,7 +256,7 @@ INLINE whole take_whole(const int64_t **args, double scale) {
     whole x = {0};
     x.threads = take(args), x.G = take(args), x.C = take(args), x.n = take(args), x.s = take(args);
     x.d = take(args), x.e = take(args), x.m = take(args), x.size = take(args), x.iterations = take(args);
-    x.spans = (const span *)(intptr_t)take(args);
+    x.spans = (const span *)(intptr_t)take(args), x.exact_up_to = take(args);
     x.query = take_view(args), x.key = take_view(args), x.value = take_view(args), x.kernel = take_view(args);
     x.taps = take(args), x.keeps = take(args), x.number = take(args);
     x.small = (REAL *)(intptr_t)take(args);

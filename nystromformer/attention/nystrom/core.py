@@ -177,7 +177,7 @@ def runs_whole(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None,
 
 def takes_spans(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
     """Whether it does for sequences of any lengths, (b, h, n, d) or packed (t, h, d)."""
-    return _is_native(query, key, value, kernel, options) and options.exact_up_to == options.num_landmarks
+    return _is_native(query, key, value, kernel, options) and options.exact_up_to <= native.MOST_COLUMNS
 
 
 def _is_native(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor | None, options: NystromOptions) -> bool:
@@ -201,7 +201,8 @@ def _whole(
     spans: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
     sizes = options.num_landmarks, options.pinv_iterations
-    return native.whole_attention(query, key, value, kernel, *sizes, scale, spans)
+    exact_up_to = 0 if spans is None else options.exact_up_to
+    return native.whole_attention(query, key, value, kernel, *sizes, scale, spans, exact_up_to)
 
 
 def plus_skip(out: Tensor, value: Tensor, kernel: Tensor | None) -> Tensor:
