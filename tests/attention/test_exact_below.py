@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystromformer import NystromAttention, build_attention, nystrom_attention, nystrom_attention_weights
 from nystromformer.attention import nystrom_local_attention, nystrom_local_attention_weights
-from nystromformer.attention.shared import varlen
+from nystromformer.attention.nystrom_local import core
+from nystromformer.attention.shared import common, varlen
 
 BELOW = 24
 SIZES = {
@@ -57,6 +58,24 @@ def test_examples_are_exact_by_their_own_valid_tokens_and_others_are_as_without(
     torch.testing.assert_close(out[short], exact(tensors, mask)[short], rtol=0, atol=1e-12)
     assert torch.equal(out[~short], without[~short])
     assert (without[0] - exact(tensors, mask)[0]).abs().max() > 1e-3  # it would have been approximated
+
+
+@pytest.mark.parametrize("valid, exact, approximated", [((25, 60), 0, 1), ((24, 3, 0), 1, 0), (VALID, 1, 1)], ids=str)
+def test_no_example_goes_both_ways_where_python_can_read_the_mask(monkeypatch, valid, exact, approximated):
+    """Nor does a batch without short examples pay for them."""
+    counts = {"exact": 0, "approximated": 0}
+
+    def counted(name, function):
+        def call(*arguments, **options):
+            counts[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(common, "_exact_at_the_front", counted("exact", common._exact_at_the_front))
+    monkeypatch.setattr(core, "_approximated", counted("approximated", core._approximated))
+    run(nystrom_local_attention, qkv(b=len(valid)), scattered(valid))
+    assert counts == {"exact": exact, "approximated": approximated}
 
 
 @every_operation

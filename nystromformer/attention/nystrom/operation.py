@@ -35,6 +35,7 @@ from nystromformer.attention.shared.common import (
     checked_rows,
     checked_scale,
     full_precision,
+    is_readable,
     key_padding_mask,
     refuse_causal,
     refuse_forward_mode,
@@ -110,9 +111,10 @@ def nystrom_attention(
     with full_precision(query):
         # Scaling by the batch needs the batch together.
         alone = query_mask is key_mask and pinv_scaling == "matrix" and grid_shape is None
-        ways = 1 if options.exact_up_to == num_landmarks else 2
-        if alone and (takes_spans(query, key, value, conv_weight, options) or own_calls_pay(query, ways)):
-            spans = valid_spans(query_mask)
+        if alone and query_mask is not None and is_readable(query_mask):
+            ways = 1 if options.exact_up_to == num_landmarks else 2
+            worth_it = takes_spans(query, key, value, conv_weight, options) or own_calls_pay(query, ways)
+            spans = valid_spans(query_mask) if worth_it else None
             if spans is not None:
                 return attend_within(spans, query, key, value, conv_weight, scale, options)
         query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)

@@ -6,6 +6,7 @@ fits of the far fields' values, which are made in one batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -34,7 +35,9 @@ from nystromformer.attention.nystrom_local.parts import (
 from nystromformer.attention.shared.common import (
     at_least_float32,
     check_exact_below,
+    exact_if_short,
     exact_where_short,
+    is_readable,
     key_padding_mask,
     pad_head_dims,
     softmax_attention,
@@ -108,17 +111,26 @@ def attend(
     if not torch.compiler.is_exporting() and (query.shape[2] <= options.exact_up_to or query.shape[0] == 0):
         query, key, value = (zero_masked(x, mask) for x in (query, key, value))
         return softmax_attention(query, key, value, key_padding_mask(mask), scale)
+    if options.exact_below is not None and mask is not None and is_readable(mask):
+        approximate = partial(_approximated, scale=scale, options=options)
+        return exact_if_short(approximate, query, key, value, mask, scale, options.exact_up_to)
+    out = _approximated(query, key, value, mask, scale, options)
+    if options.exact_below is None:
+        return out
+    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
+    return exact_where_short(out, query, key, value, mask, mask, scale, options.exact_below)
+
+
+def _approximated(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: NystromLocalOptions
+) -> Tensor:
     tokens = Arranged.of(query, key, value, mask, options)
     if tokens.in_place and tokens.needs_gradients and not torch.compiler.is_compiling():
         out = tokens.blocks.restore(_with_one_backward(tokens, scale, options))
     else:
         fields = Fields.of(tokens, scale, options)
         out = fields.attend(corrected_values(*fields.fit, options.ridge))
-    out = out[..., : value.shape[3]]
-    if options.exact_below is None:
-        return out
-    query, key, value = (zero_masked(x, mask) for x in (query, key, value))
-    return exact_where_short(out, query, key, value, mask, mask, scale, options.exact_below)
+    return out[..., : value.shape[3]]
 
 
 def attend_to_sequences(

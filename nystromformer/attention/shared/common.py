@@ -305,6 +305,31 @@ def exact_where_short(
     return torch.where(short[:, None, None, None], queries.scatter(exact), out)
 
 
+def exact_if_short(
+    approximate: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float,
+    exact_up_to: int,
+) -> Tensor:  # fmt: skip
+    """`approximate(query, key, value, mask)` of examples with more valid tokens than that, exact attention of others.
+
+    For masks that Python can read: no example goes through both ways, as it does in `exact_where_short`.
+    """
+    inputs = query, key, value, mask
+    short = mask.sum(dim=1) <= exact_up_to
+    if not short.any():
+        return approximate(*inputs)
+    if short.all():
+        return _exact_at_the_front(scale, *inputs)
+    outs = approximate(*(x[~short] for x in inputs)), _exact_at_the_front(scale, *(x[short] for x in inputs))
+    return torch.cat(outs).index_select(0, short.int().argsort(stable=True).argsort())
+
+
+def _exact_at_the_front(scale: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Exact attention (b, h, n, e) among as many places as an example has valid tokens at most."""
+    front = _Front(query, mask, max(1, int(mask.sum(dim=1).max())))
+    query, key, value = (front.gather(zero_masked(x, mask)) for x in (query, key, value))
+    return front.scatter(softmax_attention(query, key, value, key_padding_mask(front.present), scale))
+
+
 def short_examples(
     query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, exact_below: int | None
 ) -> Tensor:

@@ -333,17 +333,14 @@ def own_calls_pay(tokens: Tensor, ways: int = 1) -> bool:
     return ways * tokens.shape[1:].numel() >= SMALLEST_EXAMPLE
 
 
-def valid_spans(mask: Tensor | None) -> list[tuple[int, int]] | None:
-    """Where each example's valid tokens begin and end, for `mask` (b, n).
+def valid_spans(mask: Tensor) -> list[tuple[int, int]] | None:
+    """Where each example's valid tokens begin and end, for a `mask` (b, n) that Python can read.
 
-    None without a mask, where valid tokens have padding between them, and where Python can't look at the mask: on other
-    devices, in graphs, under `torch.func`.
+    None where valid tokens have padding between them.
 
     >>> valid_spans(torch.arange(4096) < torch.tensor([[1000], [4096]]))
     [(0, 1000), (0, 4096)]
     """
-    if mask is None or not is_readable(mask):
-        return None
     length = mask.shape[1]
     place = torch.arange(length)
     first = torch.where(mask, place, length).amin(1)

@@ -166,8 +166,6 @@ def test_spans_of_valid_tokens():
     with_a_hole = mask_of(SPANS)
     with_a_hole[1, 50] = False
     assert varlen.valid_spans(with_a_hole) is None
-    assert varlen.valid_spans(None) is None
-    assert varlen.valid_spans(mask_of(SPANS).to("meta")) is None
 
 
 def test_calls_of_their_own_pay_for_large_examples_alone():
