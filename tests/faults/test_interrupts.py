@@ -17,6 +17,7 @@ from nystromformer.cli import main
 from nystromformer.files import LOCK
 from nystromformer.records import read_records
 from nystromformer.training.run import steps_saved
+from nystromformer.training.shared.interrupts import resume_command
 from nystromformer.training.trainer import ExactTrainer
 
 
@@ -271,3 +272,17 @@ def test_data_workers_serve_a_step_that_is_to_be_finished(data, tmp_path):
         printed = process.communicate()[1]
         assert process.returncode == code, printed
         assert "; resume with: " in printed
+
+
+@pytest.mark.parametrize(
+    "typed, advised",
+    [
+        ("/bin/nystromformer lra listops", "nystromformer lra listops --resume"),
+        ("/bin/nystromformer lra listops --resume --seed 1", "nystromformer lra listops --resume --seed 1"),
+        ("own.py --fast", "python own.py --fast"),
+    ],
+)
+def test_how_to_resume_is_told_as_it_can_be_typed(monkeypatch, typed, advised):
+    """A script that runs our commands knows no option of theirs."""
+    monkeypatch.setattr(sys, "argv", typed.split())
+    assert resume_command() == advised

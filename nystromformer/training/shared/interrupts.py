@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -100,9 +101,13 @@ def interrupts(save_seconds: float) -> Iterator[Interrupts]:
 
 
 def resume_command() -> str:
-    """What to type to resume the run of this process."""
+    """What to type to resume the run of this process.
+
+    A script of somebody's own that runs our commands has no such option: it is to be started again.
+    """
     given = command()
-    given = given if "--resume" in given.split() else f"{given} --resume"
+    is_ours = Path(sys.argv[0]).suffix != ".py" or Path(sys.argv[0]).name == "__main__.py"
+    given = f"{given} --resume" if is_ours and "--resume" not in given.split() else given
     processes = os.environ.get("WORLD_SIZE", "1")
     return given if processes == "1" else f"{given} (by torchrun, with {processes} processes as before)"
 
