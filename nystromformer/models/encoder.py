@@ -138,10 +138,10 @@ LEVELS = 1 << 16
 class Dropout(nn.Dropout):
     """`nn.Dropout`, with another generator on CPUs.
 
-    There PyTorch draws a number for each decision, on one thread, and keeps all decisions: a fifth of a training step
-    of a small model. Here PyTorch's generator gives one number, from which all decisions follow, on all threads, and
-    the backward makes them again. Probabilities are rounded to 1/65,536, and what is kept is divided by the rounded
-    share: the mean stays the input.
+    There PyTorch draws a number for each decision, on one thread, and keeps all decisions, which costs a small model
+    much of its training step. Here PyTorch's generator gives one number, from which all decisions follow, on all
+    threads, and the backward makes them again. Probabilities are rounded to 1/65,536, and what is kept is divided by
+    the rounded share: the mean stays the input.
 
     >>> out = Dropout(0.25)(torch.ones(1000))
     >>> sorted(set(out.tolist()))
