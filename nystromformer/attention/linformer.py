@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nystromformer.attention.base import Attention
 from nystromformer.attention.shared.common import (
@@ -12,6 +11,7 @@ from nystromformer.attention.shared.common import (
     check_self_attention,
     refuse_forward_mode,
     shape_of,
+    softmax_attention,
     zero_masked,
 )
 from nystromformer.checks import check_at_least
@@ -74,7 +74,7 @@ def linformer_attention(
     query, key, value = (zero_masked(x, mask) for x in (query, key, value))
     key = project_sequence(key, key_projection)  # (b h k d)
     value = project_sequence(value, key_projection if value_projection is None else value_projection)  # (b h k d)
-    return zero_masked(functional.scaled_dot_product_attention(query, key, value), mask)
+    return zero_masked(softmax_attention(query, key, value, None, query.shape[3] ** -0.5), mask)
 
 
 class LinformerAttention(Attention):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
+from nystromformer.attention.native import LEVELS, dropped_levels, exact_attention, runs_native
 from nystromformer.attention.shared.common import (
     check_query_key_value,
     check_self_attention,
@@ -20,6 +21,7 @@ from nystromformer.attention.shared.common import (
     refuse_forward_mode,
     zero_masked,
 )
+from nystromformer.attention.shared.varlen import valid_spans
 from nystromformer.checks import check_fraction
 
 
@@ -33,7 +35,7 @@ def standard_attention(
     """softmax(Q Kᵀ · scale) V: (b, h, n, e) from (b, h, n, d), (b, h, s, d), (b, h, s, e).
 
     `mask` (b, n) is True for the real tokens of self-attention; `query_mask` (b, n) and `key_mask` (b, s) are those of
-    cross-attention. `scale` is d ** -0.5 by default.
+    cross-attention. `dropout` is the probability with which a weight is dropped. `scale` is d ** -0.5 by default.
 
     >>> x = torch.randn(2, 4, 10, 8)
     >>> standard_attention(x, x, x).shape
@@ -44,11 +46,23 @@ def standard_attention(
     check_fraction("dropout", dropout)
     scale = checked_scale(scale, query)
     refuse_forward_mode(query, key, value)
+    if _computed_here(query, key, value, dropout):
+        spans = valid_spans(query_mask) if query_mask is not None and query_mask is key_mask else None
+        if spans is not None or (dropout and query_mask is None and key_mask is None):
+            return exact_attention(query, key, value, scale, dropout, spans)
     query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=key_padding_mask(key_mask), dropout_p=dropout, scale=scale
     )
     return zero_masked(out, query_mask)
+
+
+def _computed_here(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether machine code of our own can do what PyTorch's can't on CPUs: drop weights without a matrix of them, and
+    leave padding out."""
+    droppable = dropout == 0 or 0 < dropped_levels(dropout) < LEVELS
+    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(query.device.type)
+    return droppable and eager and runs_native(query, key, value)
 
 
 class StandardAttention(Attention):

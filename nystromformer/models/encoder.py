@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from nystromformer.attention import Attention, skip_convolution
-from nystromformer.attention.native import runs_native
+from nystromformer.attention.native import LEVELS, draw_seed, dropped_levels, runs_native
 from nystromformer.attention.shared.common import at_least_float32, shape_of, zero_masked
 from nystromformer.checks import check_at_least
 from nystromformer.models.configuration import NystromformerConfig
@@ -131,10 +131,6 @@ class NystromformerPooler(nn.Module):
         return torch.tanh(self.dense(pooled))
 
 
-LEVELS = 1 << 16
-"""Of which a share is dropped: probabilities are multiples of 1 / LEVELS."""
-
-
 class Dropout(nn.Dropout):
     """`nn.Dropout`, with another generator on CPUs.
 
@@ -149,12 +145,11 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        dropped = round(self.p * LEVELS)
+        dropped = dropped_levels(self.p)
         some = self.training and 0 < dropped < LEVELS
         if not some or torch.compiler.is_compiling() or not runs_native(input):
             return super().forward(input)
-        seed = int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
-        return _Dropout.apply(input, dropped - LEVELS // 2, seed, LEVELS / (LEVELS - dropped))
+        return _Dropout.apply(input, dropped, draw_seed())
 
 
 class _Dropout(Function):
@@ -165,7 +160,7 @@ class _Dropout(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Dropout.apply(grad, *ctx.settings), None, None, None
+        return _Dropout.apply(grad, *ctx.settings), None, None
 
 
 LONGEST = 1024

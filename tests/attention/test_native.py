@@ -14,6 +14,7 @@ from largest_tensor import saved_sizes
 from nystromformer import build_attention, nystrom_attention, nystrom_attention_varlen
 from nystromformer.attention import native
 from nystromformer.attention.native import (
+    exact_attention,
     library,
     pinv,
     pinv_gradient,
@@ -265,12 +266,76 @@ def splitmix64(seed, count):
 def test_dropout_keeps_what_its_generator_says(machine_code, seed, dtype):
     x = draw(101, 3, dtype=dtype)
     words = torch.tensor([z - (z >> 63 << 64) for z in splitmix64(seed, 76)])
-    kept = words.view(torch.int16)[:303].view(101, 3) >= -9000
-    out = torch.ops.nystromformer.dropout(x, -9000, seed, 1.25)
-    assert torch.equal(out, torch.where(kept, 1.25 * x, 0))
-    scattered = torch.ops.nystromformer.dropout(x.mT, -9000, seed, 1.25)  # places are those of its rows, one by one
+    kept = words.view(torch.int16)[:303].view(101, 3) >= -(1 << 14)
+    factor = 4 / 3  # for what is kept of three quarters
+    out = torch.ops.nystromformer.dropout(x, 1 << 14, seed)
+    assert torch.equal(out, torch.where(kept, x * torch.tensor(factor, dtype=dtype), 0))
+    scattered = torch.ops.nystromformer.dropout(x.mT, 1 << 14, seed)  # places are those of its rows, one by one
     assert torch.equal(scattered == 0, ~kept.view(3, 101))
-    assert torch.equal(x.mT * 1.25 * (scattered != 0), scattered)
+    assert torch.equal(x.mT * torch.tensor(factor, dtype=dtype) * (scattered != 0), scattered)
+
+
+def kept_weights(query, key, dropout, scale, seed, spans=None):
+    """What each weight of `exact_attention` is multiplied with, told by values of which each has a place of its own."""
+    places = torch.eye(key.shape[2], dtype=query.dtype).expand(*key.shape[:3], -1)
+    torch.manual_seed(seed)
+    found = exact_attention(query, key, places.contiguous(), scale, dropout, spans)
+    return (found / torch.softmax(scale * query @ key.mT, -1)).detach()
+
+
+@pytest.mark.parametrize("sizes", [(100, 100, 5, 5), (49, 130, 20, 40), (2100, 77, 8, 8), (5, 1, 3, 3)], ids=str)
+def test_exact_attention_with_dropout_multiplies_weights_by_what_is_kept(machine_code, sizes):
+    n, s, d, e = sizes
+    inputs = [in_rows(draw(2, 3, *shape, seed=i)) for i, shape in enumerate([(n, d), (s, d), (s, e)])]
+    factors = kept_weights(*inputs[:2], 0.25, 0.3, seed=7)
+    kept = factors > 0.5
+    torch.testing.assert_close(factors, kept.double() * 4 / 3, rtol=0, atol=1e-9)
+    upstream = [in_rows(draw(2, 3, n, e, seed=5))]
+
+    def ours(*x):
+        torch.manual_seed(7)
+        return [exact_attention(*x, 0.3, 0.25)]
+
+    expected = with_gradients(lambda q, k, v: [torch.softmax(0.3 * q @ k.mT, -1) * factors @ v], inputs, upstream)
+    for found, wanted in zip(with_gradients(ours, inputs, upstream), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11 * wanted.abs().max().item())
+
+
+def test_weights_are_dropped_independently_with_the_probability_that_was_asked_for(machine_code):
+    query, key = draw(2, 2, 300, 4), draw(2, 2, 300, 4, seed=1)
+    kept = (kept_weights(query, key, 0.1, 0.5, seed=3) > 0.5).double()  # (b h n s)
+    assert abs(kept.mean() - 0.9) < 5 * (0.09 / kept.numel()) ** 0.5
+    centered = (kept - 0.9) / 0.3
+    # rows, columns, heads and examples next to each other: means of as many products of independent numbers
+    shifted = [(centered[..., 1:], centered[..., :-1]), (centered[..., 1:, :], centered[..., :-1, :])]
+    for first, second in [*shifted, tuple(centered.unbind(0)), tuple(centered.unbind(1))]:
+        assert (first * second).mean().abs() < 5 / first.numel() ** 0.5
+    assert not torch.equal(kept_weights(query, key, 0.1, 0.5, seed=4) > 0.5, kept == 1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_exact_attention_of_spans_is_that_of_each_sequence_alone(machine_code, dropout):
+    spans = [(2, 2077), (50, 50), (700, 800)]  # the first is more than an item of work
+    place = torch.arange(2100)
+    inside = torch.stack([(place >= first) & (place < after) for first, after in spans])[:, None, :, None]  # (b 1 n 1)
+    inputs = [in_rows(draw(3, 1, 2100, 64, seed=i)) for i in range(3)]
+    unknown = [x.masked_fill(~inside, torch.nan) for x in inputs]  # which no one may look at
+    factors = torch.ones(())
+    if dropout:
+        factors = (kept_weights(*inputs[:2], dropout, 0.1, seed=1, spans=spans) > 0).double() / 0.75
+
+    def ours(*x):
+        torch.manual_seed(1)
+        return [exact_attention(*x, 0.1, dropout, spans)]
+
+    def alone(query, key, value):
+        weights = torch.softmax((0.1 * query @ key.mT).masked_fill(~inside.mT, -1e300), -1)
+        return [inside * (weights * factors @ value)]
+
+    upstream = [in_rows(draw(3, 1, 2100, 64, seed=5))]
+    expected = with_gradients(alone, inputs, upstream)
+    for found, wanted in zip(with_gradients(ours, unknown, upstream), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11 * wanted.abs().max().item())
 
 
 def run(code, **environment):

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from drawn import check_same_with_gradients
+from largest_tensor import saved_sizes
 from torch.nn import functional
 
+from nystromformer.attention import native
 from nystromformer.attention.standard import StandardAttention, standard_attention
 
 
@@ -34,6 +36,37 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(attention(*qkv), attention(*qkv))
     attention.eval()
     torch.testing.assert_close(attention(*qkv), standard_attention(*qkv))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_padded_batches_equal_each_example_alone_and_zeros(dropout):
+    """With dropout in the mean over many heads that are the same."""
+    query, key, value = (x.detach()[:, :1].expand(-1, 4000, -1, -1) for x in tokens(3, 1, 7, 5))
+    lengths = torch.tensor([[7], [4], [0]])
+    out = standard_attention(query, key, value, torch.arange(7) < lengths, dropout=dropout).mean(1)
+    for example, length in zip(range(3), lengths, strict=True):
+        assert (out[example, length:] == 0).all()
+        if length:
+            alone = standard_attention(*(x[example, None, :1, :length] for x in (query, key, value)))[0, 0]
+            torch.testing.assert_close(out[example, :length], alone, rtol=0, atol=0.1 if dropout else 1e-12)
+
+
+def test_dropout_and_padding_write_no_matrix_down():
+    query, key, value = (x.detach().float().requires_grad_() for x in tokens(2, 1, 1500, 8))
+    mask = torch.arange(1500) < torch.tensor([[1500], [1100]])
+    for given in (None, mask):
+        with saved_sizes() as sizes:
+            out = standard_attention(query, key, value, given, dropout=0.1)
+        if not native.instructions().startswith("none"):
+            assert max(sizes) <= query.numel()
+        out.sum().backward()
+        assert query.grad.isfinite().all()
+
+
+def test_the_same_seed_drops_the_same_weights():
+    qkv = [x.detach().float() for x in tokens(2, 3, 33, 5)]
+    first, second = (standard_attention(*qkv, dropout=0.5) for _ in range(2) if torch.manual_seed(3))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("dropout, error", [(1.0, ValueError), (-0.1, ValueError), ("a", TypeError)])

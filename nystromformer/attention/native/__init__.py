@@ -1,8 +1,12 @@
 """Inner loops of Nyström attention in machine code, for CPUs where the package was installed with a C compiler."""
 
 from nystromformer.attention.native.functions import (
+    LEVELS,
     MOST_COLUMNS,
     column_sums,
+    draw_seed,
+    dropped_levels,
+    exact_attention,
     far_means,
     fields_attention,
     local_attention,
@@ -21,9 +25,13 @@ from nystromformer.attention.native.library import instructions, runs_native, wi
 from nystromformer.attention.native.local_operators import Core
 
 __all__ = [
+    "LEVELS",
     "MOST_COLUMNS",
     "Core",
     "column_sums",
+    "draw_seed",
+    "dropped_levels",
+    "exact_attention",
     "far_means",
     "fields_attention",
     "instructions",

@@ -5,18 +5,24 @@
    Flood, 2014), from which each takes 16 bits. */
 
 #define DROPPED_TOGETHER ((int64_t)(BYTES / sizeof(int16_t))) /* numbers that one vector of words decides on */
+#define DRAWN_TOGETHER 32 /* the most of any set of instructions, so that all draw the same */
 #define DROPOUT_ITEM 32768
 
 typedef uint64_t words __attribute__((vector_size(BYTES)));
 typedef int16_t levels __attribute__((vector_size(BYTES)));
 
 typedef struct {
-    int64_t count, least; /* numbers; the least level, from −32,768 to 32,767, at which one is kept */
+    int64_t dropped; /* numbers of 65,536; 0 is none */
     uint64_t seed;
-    const REAL *x;
-    REAL *out;
-    REAL factor; /* of those that are kept */
-} dropout_task;
+} dropout_rule;
+
+INLINE dropout_rule take_rule(const int64_t **args) {
+    dropout_rule x;
+    x.dropped = take(args), x.seed = (uint64_t)take(args);
+    return x;
+}
+
+INLINE int drops(const dropout_rule *x) { return x->dropped != 0; }
 
 INLINE levels levels_from(uint64_t seed, int64_t first_word) {
     words z;
@@ -27,15 +33,38 @@ INLINE levels levels_from(uint64_t seed, int64_t first_word) {
     return (levels)(z ^ (z >> 31));
 }
 
-/* `count` numbers from the i-th on. It is a constant where it can be, for which loops become vectors. */
-INLINE void drop(const dropout_task *t, int64_t i, int64_t count) {
+/* What `count` numbers, up to DROPPED_TOGETHER of them, from `place` on are multiplied with: those that are kept by so much
+   that the mean stays, the others by 0. `count` is a constant where it can be, for which loops become vectors. */
+INLINE void draw_some(REAL *restrict factors, const dropout_rule *rule, int64_t place, int64_t count) {
     int16_t drawn[DROPPED_TOGETHER];
-    const levels all = levels_from(t->seed, i / 4);
-    const REAL *restrict x = t->x + i, factor = t->factor;
-    REAL *restrict out = t->out + i;
-    const int32_t least = (int32_t)t->least;
+    const levels all = levels_from(rule->seed, place / 4);
+    const int32_t least = (int32_t)(rule->dropped - 32768);
+    const REAL factor = (REAL)(65536.0 / (double)(65536 - rule->dropped));
     memcpy(drawn, &all, sizeof all);
-    for (int64_t j = 0; j < count; j++) out[j] = drawn[j] >= least ? x[j] * factor : 0;
+    for (int64_t j = 0; j < count; j++) factors[j] = drawn[j] >= least ? factor : 0;
+}
+
+/* The same for any number of them; `place` is a multiple of DRAWN_TOGETHER. */
+static void draw(REAL *factors, const dropout_rule *rule, int64_t place, int64_t count) {
+    int64_t j = 0;
+    for (; j + DROPPED_TOGETHER <= count; j += DROPPED_TOGETHER)
+        draw_some(factors + j, rule, place + j, DROPPED_TOGETHER);
+    if (j < count) draw_some(factors + j, rule, place + j, count - j);
+}
+
+typedef struct {
+    int64_t count;
+    dropout_rule rule;
+    const REAL *x;
+    REAL *out;
+} dropout_task;
+
+INLINE void drop(const dropout_task *t, int64_t i, int64_t count) {
+    REAL factors[DROPPED_TOGETHER];
+    const REAL *restrict x = t->x + i;
+    REAL *restrict out = t->out + i;
+    draw_some(factors, &t->rule, i, count);
+    for (int64_t j = 0; j < count; j++) out[j] = factors[j] != 0 ? x[j] * factors[j] : 0;
 }
 
 static void dropout_item(const void *task, int64_t item, void *scratch) {
@@ -47,10 +76,11 @@ static void dropout_item(const void *task, int64_t item, void *scratch) {
     if (i < end) drop(t, i, end - i);
 }
 
-ENTRY(dropout)(const int64_t *args, double factor) {
-    dropout_task t = {.factor = (REAL)factor};
+ENTRY(dropout)(const int64_t *args, double unused) {
+    dropout_task t;
     const int64_t threads = take(&args);
-    t.count = take(&args), t.least = take(&args), t.seed = (uint64_t)take(&args);
+    (void)unused;
+    t.count = take(&args), t.rule = take_rule(&args);
     t.x = (const REAL *)(intptr_t)take(&args), t.out = (REAL *)(intptr_t)take(&args);
     return nystrom_for_each_item(dropout_item, &t, parts_of(t.count, DROPOUT_ITEM), 0, threads);
 }

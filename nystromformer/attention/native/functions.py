@@ -41,7 +41,7 @@ def thin_attention(
     # Each softmax is made whole along the side that is shorter.
     few_keys = block is None and (key.dim() == 3 or key.shape[2] <= query.shape[2])
     if few_keys:
-        return _FewKeys.apply(query, key, value, bias, scale, with_lse)
+        return _FewKeys.apply(query, key, value, bias, None, scale, 0, 0, with_lse)
     return _FewQueries.apply(query, key, value, bias, scale, block)
 
 
@@ -55,13 +55,43 @@ def _keeping(ctx, operator: Callable[..., tuple[Tensor, Tensor]], *inputs: Any) 
     return out, lse
 
 
+def exact_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    dropout: float,
+    spans: Sequence[tuple[int, int]] | None = None,
+) -> Tensor:
+    """softmax(scale·Q Kᵀ) V, whose weights are dropped with probability `dropout`, without a matrix of them.
+
+    With `spans` it is self-attention of each example (b, h, n, d) between where its tokens begin and end, zeros around.
+    """
+    own = None if spans is None else _span_table(spans, query.shape[2])
+    dropped = dropped_levels(dropout)
+    return _FewKeys.apply(query, key, value, None, own, scale, dropped, draw_seed() if dropped else 0, False)[0]
+
+
+LEVELS = 1 << 16
+"""Of which a share is dropped: probabilities are multiples of 1 / LEVELS."""
+
+
+def dropped_levels(probability: float) -> int:
+    return round(probability * LEVELS)
+
+
+def draw_seed() -> int:
+    """A number of 64 bits by PyTorch's generator, from which all decisions of a dropout follow."""
+    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
+
+
 class _FewKeys(Function):
     """Keeps its inputs alone for the backward, which makes every row of weights again."""
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = ops.rows(*inputs)
-        *tensors, ctx.scale, ctx.with_lse = inputs
+        tensors, ctx.rule, ctx.with_lse = inputs[:5], inputs[5:8], inputs[8]
         ctx.set_materialize_grads(False)
         if not ctx.with_lse:
             ctx.mark_non_differentiable(lse)
@@ -73,10 +103,10 @@ class _FewKeys(Function):
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_lse = grad_lse if ctx.with_lse else None  # a graph has zeros for what has no gradient
         if grad is None and grad_lse is None:
-            return (None,) * 6
-        query, key, value, bias = ctx.saved_tensors
+            return (None,) * 9
+        query, _, value, _, _ = saved = ctx.saved_tensors
         grad = query.new_zeros(*query.shape[:3], value.shape[-1]) if grad is None else grad
-        return *ops.rows_backward(grad, grad_lse, query, key, value, bias, ctx.scale), None, None, None
+        return *ops.rows_backward(grad, grad_lse, *saved, *ctx.rule), *(None,) * 6
 
 
 class _FewQueries(Function):

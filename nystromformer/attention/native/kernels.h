@@ -65,6 +65,7 @@ INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x
 
 #include "vectors.h"
 
+#include "dropout.h"
 #include "rows.h"
 #include "columns.h"
 #include "pseudoinverse.h"
@@ -75,7 +76,6 @@ INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x
 #include "local_core.h"
 #include "ridge.h"
 #include "far.h"
-#include "dropout.h"
 
 #if defined(TARGET) && defined(__clang__)
 _Pragma("clang attribute pop")

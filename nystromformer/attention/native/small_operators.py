@@ -195,16 +195,16 @@ def _nystrom_backward_shapes(
     return of_query, of_key, of_value, of_kernel
 
 
-def dropout(x: Tensor, least: int, seed: int, factor: float) -> Tensor:
-    """`x` times `factor` where a level from -32,768 to 32,767, drawn by `seed` for each place, is at least `least`;
-    0 elsewhere."""
+def dropout(x: Tensor, dropped: int, seed: int) -> Tensor:
+    """`x` with `dropped` of 65,536 numbers set to 0, which ones is decided by `seed`; the others grow, so that the mean
+    stays."""
     x = x.contiguous()
-    out = _dropout_shapes(x, least, seed, factor)
-    call("dropout", x.dtype, factor, x.numel(), least, seed, x.data_ptr(), out.data_ptr())
+    out = _dropout_shapes(x, dropped, seed)
+    call("dropout", x.dtype, 0.0, x.numel(), dropped, seed, x.data_ptr(), out.data_ptr())
     return out
 
 
-def _dropout_shapes(x: Tensor, least: int, seed: int, factor: float) -> Tensor:
+def _dropout_shapes(x: Tensor, dropped: int, seed: int) -> Tensor:
     return large_pages(x.new_empty(x.shape))
 
 
@@ -214,7 +214,7 @@ register(
     _pinv_backward,
     _pinv_backward_shapes,
 )
-register("dropout(Tensor x, int least, int seed, float factor) -> Tensor", dropout, _dropout_shapes)
+register("dropout(Tensor x, int dropped, int seed) -> Tensor", dropout, _dropout_shapes)
 register("skip(Tensor value, Tensor kernel) -> Tensor", skip, _skip_shapes)
 register("skip_kernel(Tensor grad, Tensor value, int taps) -> Tensor", skip_kernel, _skip_kernel_shapes)
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? kernel, Tensor? spans"

@@ -6,11 +6,6 @@
    Sequences of one batch may have lengths of their own, as `spans` tells. Each is computed as it would be alone: short ones
    exactly, those that are not divided head by head, all together, longer ones one after the other. */
 
-/* The first row of a sequence, its length, and which of the sequences with landmarks it is (of those that have none: -1). */
-typedef struct {
-    int64_t first, length, place;
-} span;
-
 /* What is computed, for G sequences of C heads each. */
 typedef struct {
     int64_t threads, G, C, n, s, d, e, m, size, iterations, taps, keeps;
@@ -31,11 +26,6 @@ typedef struct {
     rows_task rows;
     int exact; /* there are no landmarks: `rows` are of all keys */
 } whole_task;
-
-INLINE view moved(view x, int64_t g, int64_t c, int64_t r) {
-    if (x.data) x.data = at(x, g, c, r);
-    return x;
-}
 
 /* Heads `c` to `c` + `heads` of sequence g, alone. */
 static whole part_of(const whole *x, int64_t g, int64_t c, int64_t heads) {
