@@ -76,7 +76,10 @@ def machine_text(machine: dict[str, Any]) -> str:
 def command() -> str:
     """The command line that is running, as one would type it again."""
     program = Path(sys.argv[0])
-    name = f"python {os.path.relpath(program)}" if program.suffix == ".py" else program.name
+    if program.name == "__main__.py":
+        name = f"python -m {program.parent.name}"
+    else:
+        name = f"python {os.path.relpath(program)}" if program.suffix == ".py" else program.name
     return " ".join([name, shlex.join(sys.argv[1:])]).strip()
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nystromformer.records import Recorder, drop_records, read_config, read_records, result_in, results
+from nystromformer.records import Recorder, command, drop_records, read_config, read_records, result_in, results
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out_and_other_damage_named(tmp_path):
@@ -103,3 +103,16 @@ def test_a_configuration_that_is_none_is_refused_by_its_name(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match="config.json: .* Put it back as it was, or give another --out"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "program, shown",
+    [
+        ("/somewhere/bin/nystromformer", "nystromformer lra 'two words'"),
+        ("/site-packages/nystromformer/__main__.py", "python -m nystromformer lra 'two words'"),
+        ("benchmarks/packed.py", "python benchmarks/packed.py lra 'two words'"),
+    ],
+)
+def test_the_command_is_what_one_would_type_again(program, shown, monkeypatch):
+    monkeypatch.setattr("sys.argv", [program, "lra", "two words"])
+    assert command() == shown
