@@ -7,6 +7,7 @@ ones is decided by `seed`.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def rows(
 ) -> tuple[Tensor, Tensor]:
     """Attention to few keys, or to many."""
     held, numbers = _inputs(query, key, value, bias, None)
-    out, lse = _rows_shapes(query, key, value, bias, spans, scale, dropped, seed, with_lse)
+    out, lse = _rows_shapes(query, key, value, bias, spans, with_lse)
     numbers += [0 if spans is None else spans.data_ptr(), dropped, seed]
     call("rows_forward", query.dtype, scale, *numbers, *view(out), *one_row(lse if with_lse else None))
     del held
@@ -94,17 +95,9 @@ def rows(
 
 
 def _rows_shapes(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    spans: Tensor | None,
-    scale: float,
-    dropped: int,
-    seed: int,
-    with_lse: bool,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, spans: Tensor | None, *rule: Any
 ) -> tuple[Tensor, Tensor]:
-    out = _zeros_around(new_rows(query, value.shape[-1]), spans)
+    out, with_lse = _zeros_around(new_rows(query, value.shape[-1]), spans), rule[-1]
     return out, query.new_empty(query.shape[:3] if with_lse else (0,))
 
 
@@ -126,7 +119,7 @@ def rows_backward(
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     held, numbers = _inputs(query, key, value, bias, None)
-    grads = _rows_backward_shapes(grad, grad_lse, query, key, value, bias, spans, scale, dropped, seed)
+    grads = _rows_backward_shapes(grad, grad_lse, query, key, value, bias, spans)
     grad, grad_lse = in_rows(grad), None if grad_lse is None else in_rows(grad_lse)
     numbers += [0 if spans is None else spans.data_ptr(), dropped, seed]
     views = (x if x.dim() == 4 else x[None] for x in grads)
@@ -144,9 +137,7 @@ def _rows_backward_shapes(
     value: Tensor,
     bias: Tensor | None,
     spans: Tensor | None,
-    scale: float,
-    dropped: int,
-    seed: int,
+    *rule: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_query, of_key, of_value = (_zeros_around(x, spans) for x in _gradients(query, key, value))
     return of_query, of_key, of_value
