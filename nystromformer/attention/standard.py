@@ -61,7 +61,7 @@ def _computed_here(query: Tensor, key: Tensor, value: Tensor, dropout: float) ->
     """Whether machine code of our own can do what PyTorch's can't on CPUs: drop weights without a matrix of them, and
     leave padding out."""
     droppable = dropout == 0 or 0 < dropped_levels(dropout) < LEVELS
-    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(query.device.type)
+    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
     return droppable and eager and runs_native(query, key, value)
 
 
