@@ -17,6 +17,7 @@ from nystromformer.attention.shared.common import (
     checked_rows,
     checked_scale,
     full_precision,
+    is_readable,
     key_padding_mask,
     refuse_forward_mode,
     zero_masked,
@@ -47,7 +48,9 @@ def standard_attention(
     scale = checked_scale(scale, query)
     refuse_forward_mode(query, key, value)
     if _computed_here(query, key, value, dropout):
-        spans = valid_spans(query_mask) if query_mask is not None and query_mask is key_mask else None
+        spans = None
+        if query_mask is not None and query_mask is key_mask and is_readable(query_mask):
+            spans = valid_spans(query_mask)
         if spans is not None or (dropout and query_mask is None and key_mask is None):
             return exact_attention(query, key, value, scale, dropout, spans)
     query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)

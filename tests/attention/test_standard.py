@@ -51,22 +51,24 @@ def test_padded_batches_equal_each_example_alone_and_zeros(dropout):
             torch.testing.assert_close(out[example, :length], alone, rtol=0, atol=0.1 if dropout else 1e-12)
 
 
+@pytest.mark.skipif(native.instructions().startswith("none"), reason=native.instructions())
 def test_dropout_and_padding_write_no_matrix_down():
     query, key, value = (x.detach().float().requires_grad_() for x in tokens(2, 1, 1500, 8))
     mask = torch.arange(1500) < torch.tensor([[1500], [1100]])
     for given in (None, mask):
         with saved_sizes() as sizes:
             out = standard_attention(query, key, value, given, dropout=0.1)
-        if not native.instructions().startswith("none"):
-            assert max(sizes) <= query.numel()
+        assert max(sizes) <= query.numel()
         out.sum().backward()
         assert query.grad.isfinite().all()
 
 
 def test_the_same_seed_drops_the_same_weights():
     qkv = [x.detach().float() for x in tokens(2, 3, 33, 5)]
-    first, second = (standard_attention(*qkv, dropout=0.5) for _ in range(2) if torch.manual_seed(3))
-    assert torch.equal(first, second)
+    torch.manual_seed(3)
+    first = standard_attention(*qkv, dropout=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(standard_attention(*qkv, dropout=0.5), first)
 
 
 @pytest.mark.parametrize("dropout, error", [(1.0, ValueError), (-0.1, ValueError), ("a", TypeError)])

@@ -1,4 +1,5 @@
-/* softmax(scale·Q Kᵀ + bias) V for many queries and few keys: each row's softmax is whole, one pass over the queries.
+/* softmax(scale·Q Kᵀ + bias) V, made for many queries and few keys: each row's softmax is whole, one pass over the queries.
+   With as many keys as queries it is exact attention.
 
    The backward makes each row again from the queries, so that nothing but the inputs is kept for it. Weights can be
    dropped, which ones is a function of a seed, and sequences of one batch can have lengths of their own. */
