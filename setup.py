@@ -16,8 +16,7 @@ setup(
             "nystromformer.attention.native._kernels",
             sources=sorted(glob(f"{FOLDER}/*.c")),
             depends=sorted(glob(f"{FOLDER}/*.h")),
-            # Carrying loads over from one step of a loop to the next leaves too few registers for its sums.
-            extra_compile_args=["-O3", "-fvisibility=hidden", "-fno-predictive-commoning"],
+            extra_compile_args=["-O3", "-fvisibility=hidden"],  # of those that every compiler knows
             libraries=["m"],
             optional=True,
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nystromformer.attention.base import Attention
-from nystromformer.attention.native import LEVELS, dropped_levels, exact_attention, runs_native
+from nystromformer.attention.native import LEVELS, dropped_levels, exact_attention, runs_native, wants_gradient
 from nystromformer.attention.shared.common import (
     check_query_key_value,
     check_self_attention,
@@ -51,7 +51,8 @@ def standard_attention(
         spans = None
         if query_mask is not None and query_mask is key_mask and is_readable(query_mask):
             spans = valid_spans(query_mask)
-        if spans is not None or (dropout and query_mask is None and key_mask is None):
+        unmasked = query_mask is None and key_mask is None
+        if spans is not None or (unmasked and (dropout or wants_gradient(query, key, value))):
             return exact_attention(query, key, value, scale, dropout, spans)
     query, key, value = zero_masked(query, query_mask), zero_masked(key, key_mask), zero_masked(value, key_mask)
     out = functional.scaled_dot_product_attention(
@@ -61,8 +62,9 @@ def standard_attention(
 
 
 def _computed_here(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether machine code of our own can do what PyTorch's can't on CPUs: drop weights without a matrix of them, and
-    leave padding out."""
+    """Whether machine code of our own can compute it: on CPUs it drops weights without a matrix of them, leaves padding
+    out, and trains faster than PyTorch's. A forward alone of all tokens is PyTorch's, what everything is compared with.
+    """
     droppable = dropout == 0 or 0 < dropped_levels(dropout) < LEVELS
     eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
     return droppable and eager and runs_native(query, key, value)

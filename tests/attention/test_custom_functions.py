@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
 import nystromformer.attention
-from nystromformer.attention import nystrom_attention, nystrom_local_attention
+from nystromformer.attention import nystrom_attention, nystrom_local_attention, standard_attention
 from nystromformer.attention.longformer import Windows
 from nystromformer.attention.native import instructions, without_native
 from nystromformer.attention.nystrom.pseudoinverse import iterative_pinv
@@ -73,6 +73,9 @@ CASES = {
         {"_GatheredPart"},
         lambda q, k, v: chosen_part(q, k, v, bias_for(q, 2, 16), *two_of_four_blocks(q.device), scale=0.3),
         (draw(4, 2, 4, 5), draw(16, 2, 5, seed=1), draw(16, 2, 5, seed=2)),
+    ),
+    "exact attention": Case(
+        {"_Exact"}, standard_attention, (draw(2, 3, 9, 4), draw(2, 3, 7, 4, seed=1), draw(2, 3, 7, 5, seed=2))
     ),
     "Nyström attention": Case(
         {"_Whole"},

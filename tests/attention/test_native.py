@@ -298,7 +298,8 @@ def test_exact_attention_with_dropout_multiplies_weights_by_what_is_kept(machine
 
     expected = with_gradients(lambda q, k, v: [torch.softmax(0.3 * q @ k.mT, -1) * factors @ v], inputs, upstream)
     for found, wanted in zip(with_gradients(ours, inputs, upstream), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11 * wanted.abs().max().item())
+        # with one key, gradients of queries and keys are differences of equal numbers
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11 * max(wanted.abs().max().item(), 1e-3))
 
 
 def test_weights_are_dropped_independently_with_the_probability_that_was_asked_for(machine_code):

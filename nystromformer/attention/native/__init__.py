@@ -19,6 +19,7 @@ from nystromformer.attention.native.functions import (
     skip,
     skip_kernel_gradient,
     thin_attention,
+    wants_gradient,
     whole_attention,
 )
 from nystromformer.attention.native.library import instructions, runs_native, without_native
@@ -46,6 +47,7 @@ __all__ = [
     "skip",
     "skip_kernel_gradient",
     "thin_attention",
+    "wants_gradient",
     "whole_attention",
     "without_native",
 ]

@@ -14,7 +14,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from nystromformer.attention.native import small_operators, thin_operators  # noqa: F401 (they are made on import)
+from nystromformer.attention.native import (  # noqa: F401 (operators are made on import)
+    exact_operators,
+    small_operators,
+    thin_operators,
+)
 from nystromformer.attention.native.local_operators import Core, fields_backward
 
 MOST_COLUMNS = 256
@@ -41,7 +45,7 @@ def thin_attention(
     # Each softmax is made whole along the side that is shorter.
     few_keys = block is None and (key.dim() == 3 or key.shape[2] <= query.shape[2])
     if few_keys:
-        return _FewKeys.apply(query, key, value, bias, None, scale, 0, 0, with_lse)
+        return _FewKeys.apply(query, key, value, bias, scale, with_lse)
     return _FewQueries.apply(query, key, value, bias, scale, block)
 
 
@@ -69,7 +73,12 @@ def exact_attention(
     """
     own = None if spans is None else _span_table(spans, query.shape[2])
     dropped = dropped_levels(dropout)
-    return _FewKeys.apply(query, key, value, None, own, scale, dropped, draw_seed() if dropped else 0, False)[0]
+    inputs = (query, key, value, own, scale, dropped, draw_seed() if dropped else 0)
+    return _Exact.apply(*inputs) if wants_gradient(query, key, value) else ops.exact(*inputs)[0]
+
+
+def wants_gradient(*inputs: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 LEVELS = 1 << 16
@@ -85,13 +94,32 @@ def draw_seed() -> int:
     return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
 
 
+class _Exact(Function):
+    """Keeps the output and its log-sum-exp for the backward, never the weights."""
+
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:
+        out, lse = ops.exact(*inputs)
+        ctx.rule = inputs[4:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:4], out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 7
+        return *ops.exact_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 4
+
+
 class _FewKeys(Function):
     """Keeps its inputs alone for the backward, which makes every row of weights again."""
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = ops.rows(*inputs)
-        tensors, ctx.rule, ctx.with_lse = inputs[:5], inputs[5:8], inputs[8]
+        *tensors, ctx.scale, ctx.with_lse = inputs
         ctx.set_materialize_grads(False)
         if not ctx.with_lse:
             ctx.mark_non_differentiable(lse)
@@ -103,10 +131,10 @@ class _FewKeys(Function):
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_lse = grad_lse if ctx.with_lse else None  # a graph has zeros for what has no gradient
         if grad is None and grad_lse is None:
-            return (None,) * 9
-        query, _, value, _, _ = saved = ctx.saved_tensors
+            return (None,) * 6
+        query, key, value, bias = ctx.saved_tensors
         grad = query.new_zeros(*query.shape[:3], value.shape[-1]) if grad is None else grad
-        return *ops.rows_backward(grad, grad_lse, *saved, *ctx.rule), *(None,) * 6
+        return *ops.rows_backward(grad, grad_lse, query, key, value, bias, ctx.scale), None, None, None
 
 
 class _FewQueries(Function):
@@ -169,7 +197,7 @@ def whole_attention(
     inputs = (query, key, value) if kernel is None else (query, key, value, kernel)
     own = None if spans is None else _span_table(spans, exact_up_to)
     sizes = (exact_up_to, num_landmarks, iterations, scale)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if wants_gradient(*inputs):
         return _Whole.apply(query, key, value, kernel, own, *sizes)
     return ops.nystrom(query, key, value, kernel, own, *sizes, False)[0]
 
@@ -268,7 +296,7 @@ def ridge_values(
 ) -> Tensor:
     """What `nystrom_local.parts.corrected_values` gives."""
     inputs = exact, near_out, near_lse, far_logits, far_value
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if wants_gradient(*inputs):
         return _Ridge.apply(*inputs, ridge)
     return ops.ridge(*inputs, ridge, False)[0]
 

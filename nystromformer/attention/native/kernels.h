@@ -20,6 +20,12 @@
 #include <immintrin.h>
 #endif
 
+/* Two of GCC's steps leave too few registers for the sums of a loop: carrying loads over from one pass to the next, and
+   counting several addresses up instead of one. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-predictive-commoning", "no-ivopts")
+#endif
+
 #if defined(TARGET) && defined(__clang__)
 #define QUOTED(x) #x
 #define PRAGMA(x) _Pragma(QUOTED(x))
@@ -63,10 +69,21 @@ INLINE view take_view(const int64_t **args) {
 
 INLINE REAL *at(view x, int64_t g, int64_t c, int64_t r) { return x.data + g * x.g + c * x.c + r * x.r; }
 
+INLINE view moved(view x, int64_t g, int64_t c, int64_t r) {
+    if (x.data) x.data = at(x, g, c, r);
+    return x;
+}
+
+/* The first row of a sequence, its length, and which of the sequences with landmarks it is (of those that have none: -1). */
+typedef struct {
+    int64_t first, length, place;
+} span;
+
 #include "vectors.h"
 
 #include "dropout.h"
 #include "rows.h"
+#include "exact.h"
 #include "columns.h"
 #include "pseudoinverse.h"
 #include "landmarks.h"

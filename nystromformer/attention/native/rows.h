@@ -1,8 +1,6 @@
-/* softmax(scale·Q Kᵀ + bias) V, made for many queries and few keys: each row's softmax is whole, one pass over the queries.
-   With as many keys as queries it is exact attention.
+/* softmax(scale·Q Kᵀ + bias) V for many queries and few keys: each row's softmax is whole, one pass over the queries.
 
-   The backward makes each row again from the queries, so that nothing but the inputs is kept for it. Weights can be
-   dropped, which ones is a function of a seed, and sequences of one batch can have lengths of their own. */
+   The backward makes each row again from the queries, so that nothing but the inputs is kept for it. */
 
 #define TOKENS 48 /* rows at a time: few enough that what belongs to them stays in a cache, a multiple of ROWS */
 
@@ -16,11 +14,6 @@ INLINE int64_t rows_of_item(int64_t rows, int64_t dp, int64_t ep) {
     return width < 64 ? rows * 64 / width : rows;
 }
 
-/* The first row of a sequence, its length, and which of the sequences with landmarks it is (of those that have none: -1). */
-typedef struct {
-    int64_t first, length, place;
-} span;
-
 typedef struct {
     int64_t threads, G, C, n, s, d, e, shared;
     view query, key, value, bias; /* bias (g, c, s) or none */
@@ -29,9 +22,6 @@ typedef struct {
     int64_t taps;
     view grad, grad_lse, grad_query, grad_key, grad_value; /* backward; grad_lse (g, c, n) or none */
     REAL scale;
-    const span *spans;  /* of each sequence of self-attention, in n rows; or none, where all have all rows */
-    dropout_rule weights; /* how weights are dropped */
-    int64_t head, head_places, row_places; /* the first one, and numbers that are drawn for a head and for a row of it */
     int64_t sp, dp, ep;                   /* s, d, e up to a multiple of COLUMNS */
     int64_t g_each, g_parts, r_each, r_parts; /* how items divide the groups, where they share keys, or else the rows */
     REAL *partial;                        /* of each item: gradients of keys and values */
@@ -49,29 +39,8 @@ INLINE rows_task sized_rows(rows_task t, int64_t rows_each) {
     return t;
 }
 
-INLINE view moved(view x, int64_t g, int64_t c, int64_t r) {
-    if (x.data) x.data = at(x, g, c, r);
-    return x;
-}
-
 /* Numbers of the gradients of keys and values that an item gives. */
 INLINE int64_t partial_size(const rows_task *t) { return t->s * (t->dp + t->ep); }
-
-/* Head c of the g-th of `spans`, alone. */
-static rows_task sequence_rows(const rows_task *t, int64_t g, int64_t c) {
-    rows_task own = *t;
-    const span x = t->spans[g];
-    view *const of_tokens[] = {&own.query, &own.key, &own.value, &own.out, &own.grad, &own.grad_query,
-                               &own.grad_key, &own.grad_value};
-    for (int i = 0; i < 8; i++) *of_tokens[i] = moved(*of_tokens[i], g, c, x.first);
-    if (own.partial) own.partial += (c * t->G + g) * t->r_parts * partial_size(t);
-    own.spans = NULL;
-    own.head = g * t->C + c;
-    own.G = own.C = own.g_parts = 1;
-    own.n = own.s = x.length;
-    own.sp = up_to_multiple(x.length, COLUMNS), own.r_parts = parts_of(x.length, t->r_each);
-    return own;
-}
 
 INLINE int64_t rows_items(const rows_task *t) { return t->C * t->g_parts * t->r_parts; }
 
@@ -82,9 +51,6 @@ INLINE rows_task take_rows(const int64_t **args, double scale) {
     t.G = take(args), t.C = take(args), t.n = take(args), t.s = take(args), t.d = take(args), t.e = take(args);
     t.shared = take(args);
     t.query = take_view(args), t.key = take_view(args), t.value = take_view(args), t.bias = take_view(args);
-    t.spans = (const span *)(intptr_t)take(args);
-    t.weights = take_rule(args);
-    t.row_places = up_to_multiple(t.s, DRAWN_TOGETHER), t.head_places = t.n * t.row_places;
     t.scale = (REAL)scale;
     return t;
 }
@@ -142,30 +108,14 @@ INLINE void multiply_rows(REAL *S, int64_t rows, int64_t width, const REAL *fact
         for (int64_t j = i * width; j < (i + 1) * width; j += LANES) store(S + j, load(S + j) * factors[i]);
 }
 
-/* What the weights of `rows` rows, from row r of a head on, are multiplied with where some are dropped. */
-static void draw_rows(REAL *D, const rows_task *t, int64_t g, int64_t c, int64_t r, int64_t rows) {
-    const int64_t first = (t->head + g * t->C + c) * t->head_places + r * t->row_places;
-    for (int64_t i = 0; i < rows; i++) draw(D + i * t->sp, &t->weights, first + i * t->row_places, t->sp);
-}
-
-INLINE void multiply_all(REAL *x, const REAL *factors, int64_t count) {
-    for (int64_t j = 0; j < count; j += LANES) store(x + j, load(x + j) * load(factors + j));
-}
-
 #include "convolution.h"
 
 static void rows_forward_item(const void *task, int64_t item, void *scratch) {
     const rows_task *t = task;
     const rows_item x = find_rows(t, item);
-    if (t->spans) {
-        const rows_task own = sequence_rows(t, x.g, x.c);
-        if (x.r < own.n) rows_forward_item(&own, x.r / t->r_each, scratch);
-        return;
-    }
     const int64_t sp = t->sp, dp = t->dp, ep = t->ep;
     REAL *KT = scratch, *V = KT + t->d * sp, *bias = V + t->s * ep, *Q = bias + sp, *S = Q + TOKENS * dp;
-    REAL *O = S + TOKENS * sp, *window = O + TOKENS * ep, *taps = window + (TOKENS + t->taps) * ep;
-    REAL *D = taps + t->taps, shares[TOKENS];
+    REAL *O = S + TOKENS * sp, *window = O + TOKENS * ep, *taps = window + (TOKENS + t->taps) * ep, shares[TOKENS];
     pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d, t->scale);
     pack_panels(V, at(t->value, x.g, x.c, 0), t->value.r, t->s, t->e);
     if (t->skip.data) pack_taps(taps, at(t->kernel, 0, x.c, 0), t->taps, 0);
@@ -179,10 +129,6 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
             prefetch(at(t->out, g, x.c, r), t->out.r, rows, t->e, 1);
             times(S, sp, Q, dp, KT, rows, sp, t->d, 0);
             softmax_rows(S, rows, sp, bias, shares, t->lse.data ? at(t->lse, g, x.c, 0) + r : NULL);
-            if (drops(&t->weights)) {
-                draw_rows(D, t, g, x.c, r, rows);
-                multiply_all(S, D, rows * sp);
-            }
             REAL *out = at(t->out, g, x.c, r), *to = t->e == ep ? out : O;
             const int64_t stride = t->e == ep ? t->out.r : ep;
             times_by_row(to, stride, S, sp, V, rows, ep, t->s, shares);
@@ -199,8 +145,7 @@ static void rows_forward_item(const void *task, int64_t item, void *scratch) {
 
 INLINE rows_task sized_rows_forward(rows_task t) {
     t = sized_rows(t, ROWS_FORWARD);
-    const int64_t weights = (drops(&t.weights) ? 2 : 1) * TOKENS * t.sp;
-    t.scratch = (t.d * t.sp + t.s * t.ep + t.sp + weights + TOKENS * (t.dp + 2 * t.ep) + t.taps * t.ep + t.taps) *
+    t.scratch = (t.d * t.sp + t.s * t.ep + t.sp + TOKENS * (t.dp + t.sp + 2 * t.ep) + t.taps * t.ep + t.taps) *
                 sizeof(REAL);
     return t;
 }
@@ -232,15 +177,9 @@ static void softmax_rows_backward(const REAL *P, REAL *dP, int64_t rows, int64_t
 static void rows_backward_item(const void *task, int64_t item, void *scratch) {
     const rows_task *t = task;
     const rows_item x = find_rows(t, item);
-    if (t->spans) {
-        const rows_task own = sequence_rows(t, x.g, x.c);
-        if (x.r < own.n) rows_backward_item(&own, x.r / t->r_each, scratch);
-        return;
-    }
     const int64_t sp = t->sp, dp = t->dp, ep = t->ep;
     REAL *KT = scratch, *K = KT + t->d * sp, *VT = K + t->s * dp, *bias = VT + t->e * sp, *Q = bias + sp;
     REAL *G = Q + TOKENS * dp, *P = G + TOKENS * ep, *dP = P + TOKENS * sp, *dQ = dP + TOKENS * sp;
-    REAL *D = dQ + TOKENS * dp, *kept = P; /* weights after some were dropped */
     REAL *dK = t->partial + item * partial_size(t), *dV = dK + t->s * dp, shares[TOKENS];
     memset(dK, 0, partial_size(t) * sizeof(REAL));
     pack_transposed(KT, at(t->key, x.g, x.c, 0), t->key.r, t->s, t->d, t->scale);
@@ -260,13 +199,7 @@ static void rows_backward_item(const void *task, int64_t item, void *scratch) {
             softmax_rows(P, rows, sp, bias, shares, NULL);
             multiply_rows(P, rows, sp, shares);
             times(dP, sp, G, ep, VT, rows, sp, t->e, 0);
-            if (drops(&t->weights)) {
-                draw_rows(D, t, g, x.c, r, rows);
-                multiply_all(dP, D, rows * sp);
-                multiply_all(D, P, rows * sp);
-                kept = D;
-            }
-            add_transposed_times(dV, ep, kept, sp, G, ep, t->s, ep, rows);
+            add_transposed_times(dV, ep, P, sp, G, ep, t->s, ep, rows);
             softmax_rows_backward(P, dP, rows, sp, t->scale, t->grad_lse.data ? at(t->grad_lse, g, x.c, 0) + r : NULL);
             add_transposed_times(dK, dp, dP, sp, Q, dp, t->s, dp, rows);
             REAL *out = at(t->grad_query, g, x.c, r);
@@ -285,12 +218,8 @@ static void rows_backward_sum(const void *task, int64_t item, void *scratch) {
     const rows_task *t = task;
     const int64_t size = partial_size(t), each = t->shared ? t->g_parts : t->r_parts;
     const int64_t c = t->shared ? item : item / t->G, g = t->shared ? 0 : item % t->G;
-    if (t->spans) {
-        const rows_task own = sequence_rows(t, g, c);
-        rows_backward_sum(&own, 0, scratch);
-        return;
-    }
     REAL *total = t->partial + item * each * size;
+    (void)scratch;
     for (int64_t i = 1; i < each; i++)
         for (int64_t j = 0; j < size; j += LANES) store(total + j, load(total + j) + load(total + i * size + j));
     unpack(at(t->grad_key, g, c, 0), t->grad_key.r, total, t->dp, t->s, t->d);
@@ -299,8 +228,7 @@ static void rows_backward_sum(const void *task, int64_t item, void *scratch) {
 
 INLINE rows_task sized_rows_backward(rows_task t) {
     t = sized_rows(t, ROWS_BACKWARD);
-    const int64_t weights = (drops(&t.weights) ? 3 : 2) * TOKENS * t.sp;
-    t.scratch = ((t.d + t.e) * t.sp + t.s * t.dp + t.sp + weights + TOKENS * (2 * t.dp + t.ep)) * sizeof(REAL);
+    t.scratch = ((t.d + t.e) * t.sp + t.s * t.dp + t.sp + TOKENS * (2 * t.dp + t.ep + 2 * t.sp)) * sizeof(REAL);
     return t;
 }
 

@@ -2,12 +2,9 @@
 
 Keys and values are (g, c, s, d) for each block of queries, (c, s, d) where all blocks share them, or (l, c, d) where
 the i-th block sees three blocks of the sequence from the i-th on, as in `partial_softmax`. `bias` is (g, c, 1, s).
-`spans` (g, 3) tells where sequences of self-attention begin, and their lengths; `dropped` of 65,536 weights are, which
-ones is decided by `seed`.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -79,31 +76,21 @@ def rows(
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    spans: Tensor | None,
     scale: float,
-    dropped: int,
-    seed: int,
     with_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Attention to few keys, or to many."""
+    """Attention to few keys."""
     held, numbers = _inputs(query, key, value, bias, None)
-    out, lse = _rows_shapes(query, key, value, bias, spans, with_lse)
-    numbers += [0 if spans is None else spans.data_ptr(), dropped, seed]
+    out, lse = _rows_shapes(query, key, value, bias, scale, with_lse)
     call("rows_forward", query.dtype, scale, *numbers, *view(out), *one_row(lse if with_lse else None))
     del held
     return out, lse
 
 
 def _rows_shapes(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, spans: Tensor | None, *rule: Any
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    out, with_lse = _zeros_around(new_rows(query, value.shape[-1]), spans), rule[-1]
-    return out, query.new_empty(query.shape[:3] if with_lse else (0,))
-
-
-def _zeros_around(x: Tensor, spans: Tensor | None) -> Tensor:
-    """`x`, new memory, with zeros where only a part of it is to be written."""
-    return x if spans is None else x.zero_()
+    return new_rows(query, value.shape[-1]), query.new_empty(query.shape[:3] if with_lse else (0,))
 
 
 def rows_backward(
@@ -113,15 +100,11 @@ def rows_backward(
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    spans: Tensor | None,
     scale: float,
-    dropped: int,
-    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     held, numbers = _inputs(query, key, value, bias, None)
-    grads = _rows_backward_shapes(grad, grad_lse, query, key, value, bias, spans)
+    grads = _rows_backward_shapes(grad, grad_lse, query, key, value, bias, scale)
     grad, grad_lse = in_rows(grad), None if grad_lse is None else in_rows(grad_lse)
-    numbers += [0 if spans is None else spans.data_ptr(), dropped, seed]
     views = (x if x.dim() == 4 else x[None] for x in grads)
     places = (number for x in views for number in view(x))
     call("rows_backward", query.dtype, scale, *numbers, *view(grad), *one_row(grad_lse), *places)
@@ -136,16 +119,15 @@ def _rows_backward_shapes(
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    spans: Tensor | None,
-    *rule: Any,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, of_value = (_zeros_around(x, spans) for x in _gradients(query, key, value))
+    return new_gradients(query, key, value)
+
+
+def new_gradients(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for those of queries, keys and values."""
+    of_query, of_key, of_value = (new_rows(x, x.shape[3]) if x.dim() == 4 else x.new_empty(x.shape) for x in inputs)
     return of_query, of_key, of_value
-
-
-def _gradients(*inputs: Tensor) -> Iterator[Tensor]:
-    """Memory for theirs."""
-    return (new_rows(x, x.shape[3]) if x.dim() == 4 else x.new_empty(x.shape) for x in inputs)
 
 
 def columns(
@@ -209,16 +191,14 @@ def _columns_backward_shapes(
     scale: float,
     block: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, of_value = _gradients(query, key, value)
-    return of_query, of_key, of_value
+    return new_gradients(query, key, value)
 
 
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? bias"
 _TWO, _THREE = "(Tensor, Tensor)", "(Tensor, Tensor, Tensor)"
-_RULE = "Tensor? spans, float scale, int dropped, int seed"
-register(f"rows({_QKV}, {_RULE}, bool with_lse) -> {_TWO}", rows, _rows_shapes)
+register(f"rows({_QKV}, float scale, bool with_lse) -> {_TWO}", rows, _rows_shapes)
 register(
-    f"rows_backward(Tensor grad, Tensor? grad_lse, {_QKV}, {_RULE}) -> {_THREE}",
+    f"rows_backward(Tensor grad, Tensor? grad_lse, {_QKV}, float scale) -> {_THREE}",
     rows_backward,
     _rows_backward_shapes,
 )

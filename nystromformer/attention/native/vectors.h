@@ -249,7 +249,11 @@ static void pack(REAL *to, int64_t padded, const REAL *from, int64_t stride, int
    other for a processor to guess which one is next. `write` is a constant. */
 INLINE void prefetch(const REAL *from, int64_t stride, int64_t rows, int64_t width, const int write) {
     for (int64_t i = 0; i < rows; i++, from += stride)
-        for (int64_t k = 0; k < width; k += (int64_t)(64 / sizeof(REAL))) __builtin_prefetch(from + k, write, 2);
+        for (int64_t k = 0; k < width; k += (int64_t)(64 / sizeof(REAL)))
+            if (write)
+                __builtin_prefetch(from + k, 1, 2);
+            else
+                __builtin_prefetch(from + k, 0, 2);
 }
 
 /* Rows of `width` numbers, `stride` apart, COLUMNS columns after the other: (panels × rows × COLUMNS), zeros at the end. */

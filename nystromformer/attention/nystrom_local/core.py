@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from nystromformer.attention.native import Core, fields_attention, ridge_values_kept
+from nystromformer.attention.native import Core, fields_attention, ridge_values_kept, wants_gradient
 from nystromformer.attention.nystrom_local.near_field import (
     NearField,
     SeenInParts,
@@ -210,7 +210,7 @@ class Arranged:
 
     @property
     def needs_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+        return wants_gradient(self.query, self.key, self.value)
 
 
 @dataclass(frozen=True)
