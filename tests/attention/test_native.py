@@ -283,7 +283,11 @@ def kept_weights(query, key, dropout, scale, seed, spans=None):
     return (found / torch.softmax(scale * query @ key.mT, -1)).detach()
 
 
-@pytest.mark.parametrize("sizes", [(100, 100, 5, 5), (49, 130, 20, 40), (2100, 77, 8, 8), (5, 1, 3, 3)], ids=str)
+SIZES_EXACT = [(100, 100, 5, 5), (49, 130, 20, 40), (130, 600, 20, 40), (2100, 77, 8, 8), (5, 1, 3, 3)]
+"""Queries, keys and their widths: one block of keys, several, several items of work, one key."""
+
+
+@pytest.mark.parametrize("sizes", SIZES_EXACT, ids=str)
 def test_exact_attention_with_dropout_multiplies_weights_by_what_is_kept(machine_code, sizes):
     n, s, d, e = sizes
     inputs = [in_rows(draw(2, 3, *shape, seed=i)) for i, shape in enumerate([(n, d), (s, d), (s, e)])]
@@ -300,6 +304,20 @@ def test_exact_attention_with_dropout_multiplies_weights_by_what_is_kept(machine
     for found, wanted in zip(with_gradients(ours, inputs, upstream), expected, strict=True):
         # with one key, gradients of queries and keys are differences of equal numbers
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11 * max(wanted.abs().max().item(), 1e-3))
+
+
+@pytest.mark.parametrize("steep", [-40.0, 40.0])
+def test_exact_attention_follows_logits_from_one_block_of_keys_to_the_next(machine_code, steep):
+    query, value = in_rows(draw(1, 2, 60, 8).abs()), in_rows(draw(1, 2, 600, 8, seed=2))
+    key = in_rows(draw(1, 2, 600, 8, seed=1) + steep * torch.linspace(-1, 1, 600)[:, None])  # logits up to ±1,000 or so
+    upstream = [in_rows(draw(1, 2, 60, 8, seed=5))]
+    attentions = (
+        lambda *x: [exact_attention(*x, 1.0, 0.0)],
+        lambda q, k, v: [torch.softmax(q @ k.mT, -1) @ v],
+    )
+    found, expected = (with_gradients(attention, [query, key, value], upstream) for attention in attentions)
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-11 * wanted.abs().max().item())
 
 
 def test_weights_are_dropped_independently_with_the_probability_that_was_asked_for(machine_code):
