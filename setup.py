@@ -16,7 +16,7 @@ setup(
             "nystromformer.attention.native._kernels",
             sources=sorted(glob(f"{FOLDER}/*.c")),
             depends=sorted(glob(f"{FOLDER}/*.h")),
-            extra_compile_args=["-O3", "-fvisibility=hidden"],  # of those that every compiler knows
+            extra_compile_args=["-O3", "-fvisibility=hidden"],  # known to every compiler; kernels.h has the rest
             libraries=["m"],
             optional=True,
         )
