@@ -42,6 +42,9 @@ RUN = {
     ),
     "nystromformer lra pathfinder --from runs/pathfinder --seeds 1,2,3 --conv-kernel-size 65 --preset hour "
     "--out runs/seeds": "--preset smoke --seeds 1",
+    "nystromformer lra-data pathfinder --contour-length 6 --count 100000 --out data/short": "--count 40",
+    "nystromformer lra pathfinder --preset hour --data data/short --out runs/short": "--preset smoke",
+    "nystromformer lra pathfinder --preset hour --after runs/short --out runs/long": "--preset smoke",
     "nystromformer lra-data listops --out data/listops --train 96000 --seed 0": "--preset smoke --train 16",
     "nystromformer lra-data pathfinder --out data/pathfinder --count 200000 --preview pictures.png": "--count 20",
     "nystromformer pretrain --corpus wiki.parquet --corpus books/ --tokenizer train --preset mini --out runs/nystrom": (

@@ -60,6 +60,9 @@ def lra(
     from_run: Annotated[
         str, typer.Option("--from", help="Start from the self-pretraining of this run, as with other seeds.")
     ] = "",
+    after: Annotated[
+        str, typer.Option(help="Start from the trained model of this run, as after an easier set of the same task.")
+    ] = "",
     packed: Packed = None,
     attention_dropout: Annotated[float | None, number("Of the attention matrix, in `standard`.", 0, 0.99)] = None,
     dtype: Annotated[str | None, choice("Precision of training. [default: the preset's]", *DTYPES)] = None,

@@ -272,7 +272,7 @@ SLIDES = {"attention": TEXT, "tiles": COUNT, "batch": COUNT, "steps": COUNT}
 BUDGET = Kind("an object with step and examples_seen", lambda v: NUMBERS.fits(v) and {"step", "examples_seen"} <= {*v})
 LRA_POINT = {
     "config.task": TEXT, "config.attention": TEXT, "config.positions?": TEXT, "config.conv_kernel_size?": COUNT,
-    "config.self_pretrain?": COUNT, "config.pretrained?": TEXT, "config.dropout?": NUMBER,
+    "config.self_pretrain?": COUNT, "config.pretrained?": TEXT, "config.after?": TEXT, "config.dropout?": NUMBER,
     "config.embedding_start?": TEXT, "config.normalize_pooled?": FLAG, "value": NUMBER, "step": COUNT,
 }  # fmt: skip
 PRETRAINING_POINT = {
@@ -291,7 +291,7 @@ FIELDS: dict[tuple[str, str], dict[str, Kind]] = {
         **LRA_POINT, "config.preset": TEXT, "config.legacy": LIST, "config.settings": OBJECT,
         "config.batch_size": COUNT, "config.max_length": COUNT, "best_step": COUNT, "majority": NUMBER,
         "examples_seen": COUNT, "train_examples": COUNT, "test_examples": COUNT,
-        "tokens?": COUNT, "seconds?": NUMBER, "pretraining?": BUDGET,
+        "tokens?": COUNT, "seconds?": NUMBER, "pretraining?": BUDGET, "after?": BUDGET,
     },
     ("pretrain", "dev_mlm_accuracy"): PRETRAINING_POINT,
     ("pretrain", "dev_sop_accuracy"): PRETRAINING_POINT,

@@ -57,6 +57,8 @@ def _variant_parts(config: dict[str, Any]) -> list[str]:
         parts.append(f"kernel {config['conv_kernel_size']}")
     if config.get("self_pretrain") or config.get("pretrained"):
         parts.append("self-pretrained")
+    if config.get("after"):
+        parts.append("continued")
     if config.get("packed"):
         parts.append("packed")
     return parts
@@ -106,7 +108,7 @@ def _lra_runs(found: list[Record], shared: Shared) -> Table:
     for record in found:
         config = record["config"]
         departures = [f"legacy {name}" for name in config["legacy"]] + _settings(config)
-        departures += sorted(shared[config["task"]] - {"self-pretrained"})  # whose budget is told below
+        departures += sorted(shared[config["task"]] - {"self-pretrained", "continued"})  # whose budget is told below
         if "dropout" in config:
             departures.append(f"dropout {config['dropout']:g}")
         if config.get("embedding_start") == "picture":
@@ -115,6 +117,8 @@ def _lra_runs(found: list[Record], shared: Shared) -> Table:
             departures.append("pooled vectors normalized over the batch")
         if before := record.get("pretraining"):
             departures.append(f"self-pretraining: {before['step']:,} steps, {before['examples_seen']:,} examples")
+        if before := record.get("after"):
+            departures.append(f"trained before: {before['step']:,} steps, {before['examples_seen']:,} examples")
         key = (
             config["task"],
             f"{record['step']:,}",

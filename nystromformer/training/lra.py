@@ -24,10 +24,11 @@ from nystromformer.progress import count_bar
 from nystromformer.report.table import Table
 from nystromformer.report.tables import lra_tables
 from nystromformer.training.run import check_folder
-from nystromformer.training.self_pretraining import FOLDER, Pretrained, SelfPretraining, SelfPretrainingRecipe
+from nystromformer.training.self_pretraining import FOLDER, SelfPretraining, SelfPretrainingRecipe
 from nystromformer.training.shared.arguments import on_cpu, processes
 from nystromformer.training.shared.callbacks import Clock, metric_function
 from nystromformer.training.shared.recipes import LRA_RECIPES, LraRecipe
+from nystromformer.training.starts import Start
 from nystromformer.training.sweep import Cell, Sweep, run_cell
 from nystromformer.training.trainer import ExactTrainer, cost
 
@@ -79,8 +80,8 @@ class LraCell(Cell[Splits]):
     job = "lra"
     recipe: LraRecipe
     legacy: Legacy
-    shared: Pretrained | None = None
-    """The self-pretraining of another run, to start from."""
+    given_start: Start | None = None
+    """Another run, to start from."""
 
     @property
     def title(self) -> str:
@@ -88,8 +89,8 @@ class LraCell(Cell[Splits]):
 
     def config(self) -> dict[str, Any]:
         own = super().config() | {"legacy": self.legacy.names()}
-        own.pop("shared")
-        return own | ({} if self.shared is None else {"pretrained": self.shared.weights})
+        own.pop("given_start")
+        return own | ({} if self.given_start is None else self.given_start.noted())
 
     def defaults(self, data: Splits | None) -> dict[str, Any]:
         return self.recipe.arguments()
@@ -105,24 +106,24 @@ class LraCell(Cell[Splits]):
         if not self.recipe.self_pretrain:
             return None
         recipe = SelfPretrainingRecipe.before(self.recipe, TASKS[self.task].masked)
-        same = {name: value for name, value in vars(self).items() if name not in ("recipe", "legacy", "shared")}
+        same = {name: value for name, value in vars(self).items() if name not in ("recipe", "legacy", "given_start")}
         return SelfPretraining(**same, recipe=recipe)
 
     def prepare(self, data: Splits, out: Path, device: str, *, resume: bool, save_seconds: float) -> None:
         if self.pretraining is not None:
             run_cell(self.pretraining, data, out / FOLDER, device, resume=resume, save_seconds=save_seconds)
-        if self.shared is not None:
+        if self.given_start is not None:
             with user_input():
-                self.shared.check_data(data.fingerprint())
+                self.given_start.check_data(data.fingerprint())
 
-    def pretrained(self, out: Path) -> Pretrained | None:
+    def start(self, out: Path) -> Start | None:
         """What it starts from, after `prepare`."""
-        return self.shared if self.pretraining is None else Pretrained.of(out / FOLDER)
+        return self.given_start if self.pretraining is None else Start.self_pretrained(out / FOLDER)
 
     def trainer(self, data: Splits, arguments: TrainingArguments, callbacks: list[TrainerCallback]) -> ExactTrainer:
-        config, pretrained = self.model_config(), self.pretrained(Path(arguments.output_dir))
+        config, start = self.model_config(), self.start(Path(arguments.output_dir))
         return ExactTrainer(
-            model=NystromformerForLongRangeArena(config) if pretrained is None else pretrained.classifier(config),
+            model=NystromformerForLongRangeArena(config) if start is None else start.classifier(config),
             args=arguments,
             data_collator=as_is,
             train_dataset=data.train,
@@ -137,13 +138,13 @@ class LraCell(Cell[Splits]):
     def score(self, trainer: ExactTrainer, data: Splits) -> tuple[float, dict[str, Any]]:
         """On the whole test set."""
         metrics = trainer.predict(data.test, metric_key_prefix="test").metrics
-        pretrained = self.pretrained(Path(trainer.args.output_dir))
+        start = self.start(Path(trainer.args.output_dir))
         return metrics["test_accuracy"], {
             "test_examples": len(data.test),
             "dev_accuracy": trainer.state.best_metric,
             "majority": majority(data.test),
             **cost(trainer, data.train, self.recipe.batch_size),
-            **({} if pretrained is None else {"pretraining": pretrained.budget}),
+            **({} if start is None else start.budget()),
         }
 
 
@@ -154,13 +155,16 @@ class LraSweep(Sweep[LraCell, Splits]):
     legacy: Legacy
     from_run: str
     """Whose self-pretraining is used; empty: that of none."""
+    after: str
+    """Whose trained model is trained on; empty: that of none."""
 
     def __post_init__(self) -> None:
         if self.legacy.no_seed and (self.resume or processes() > 1):
             given = "--resume" if self.resume else f"{processes()} processes"
             raise ValueError(f"--legacy-no-seed with {given}: they would need the same seed; give one with --seed.")
-        if self.from_run and "self_pretrain" in self.changes:
-            raise ValueError("--from with --self-pretrain: the run has been pretrained already; give one of them.")
+        starts = {"--from": self.from_run, "--after": self.after, "--self-pretrain": "self_pretrain" in self.changes}
+        if len(given_starts := [option for option, value in starts.items() if value]) > 1:
+            raise ValueError(f"{' with '.join(given_starts)}: a run has one start; give one of them.")
         before = any(cell.pretraining for cell in self.cells)
         if "packed" in self.changes and (before or self.legacy.padding_id):
             other = "--legacy-padding-id" if self.legacy.padding_id else "--self-pretrain"
@@ -169,11 +173,11 @@ class LraSweep(Sweep[LraCell, Splits]):
             if cell.recipe.embedding_start == "picture":
                 check_picture(cell)
             cell.model_config()  # with a position table, which some attentions need
-            if cell.shared is not None:
-                cell.shared.check_encoder(cell.config())
+            if cell.given_start is not None:
+                cell.given_start.check_model(cell.config())
             if cell.pretraining is not None:
                 check_folder(self.folder_of(cell) / FOLDER, cell.pretraining.config(), self.resume)
-            if self.legacy.padding_id and (cell.shared or cell.pretraining):
+            if self.legacy.padding_id and (self.from_run or cell.pretraining):
                 raise ValueError(
                     "--legacy-padding-id with self-pretraining: the id of padding stands for masked tokens, and must "
                     "not be a token's; leave one of them out."
@@ -189,7 +193,8 @@ class LraSweep(Sweep[LraCell, Splits]):
         if not attentions:
             attentions = ATTENTIONS if self.task == "all" else ("nystrom-64",)
         dtype = self.dtype or ("float32" if self.preset != "paper" or on_cpu(self.device) else "float16")
-        shared = Pretrained.of(self.from_run) if self.from_run else None
+        start = Start.self_pretrained(self.from_run) if self.from_run else None
+        start = Start.trained(self.after) if self.after else start
         seeds = [secrets.randbelow(2**31) for _ in self.all_seeds] if self.legacy.no_seed else self.all_seeds
         return [
             LraCell(
@@ -199,7 +204,7 @@ class LraSweep(Sweep[LraCell, Splits]):
                 preset=self.preset,
                 recipe=self.recipe_of(task),
                 legacy=self.legacy,
-                shared=shared,
+                given_start=start,
                 settings=self.parsed_settings,
                 dtype=dtype,
             )
@@ -210,7 +215,7 @@ class LraSweep(Sweep[LraCell, Splits]):
 
     def recipe_of(self, task: str) -> LraRecipe:
         recipe = LRA_RECIPES[self.preset][task].changed(**self.changes)
-        return replace(recipe, self_pretrain=None) if self.from_run else recipe
+        return replace(recipe, self_pretrain=None) if self.from_run or self.after else recipe
 
     def read(self, cell: LraCell, arguments: TrainingArguments, say: Callable[[str], None]) -> Splits:
         with arguments.main_process_first():  # which generates what is not there

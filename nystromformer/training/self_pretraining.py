@@ -5,7 +5,6 @@ attention and the same positions; its training is a run in a folder of its own, 
 """
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from nystromformer.data.lra import TASKS, Splits, as_is
 from nystromformer.data.lra.examples import MaskedExamples
-from nystromformer.files import CHECKSUMS, damage_of, read_object
-from nystromformer.models.lra import (
-    LongRangeArenaConfig,
-    NystromformerForLongRangeArena,
-    NystromformerForMaskedTokens,
-    lra_config,
-)
-from nystromformer.models.model import quiet_transformers
-from nystromformer.records import read_config, result_in
-from nystromformer.training.run import MODEL
+from nystromformer.models.lra import NystromformerForMaskedTokens, lra_config
 from nystromformer.training.shared.callbacks import Clock
 from nystromformer.training.shared.recipes import LRA_OPTIMIZER, LraRecipe
 from nystromformer.training.sweep import Cell
@@ -37,9 +27,6 @@ WARMUP = 0.1
 
 DEV_EXAMPLES = 500
 """At most so many are masked and asked in an evaluation."""
-
-ALIKE = ("task", "attention", "max_length", "positions", "conv_kernel_size", "embedding_start")
-"""What a run must share with the self-pretraining of another one that it starts from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,52 +94,3 @@ class SelfPretraining(Cell[Splits]):
         metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="dev").metrics
         details = {"dev_loss": metrics["dev_loss"], "dev_examples": len(trainer.eval_dataset)}
         return metrics["dev_masked_accuracy"], details | cost(trainer, data.train, self.recipe.batch_size)
-
-
-@dataclass(frozen=True)
-class Pretrained:
-    """A finished self-pretraining: what a run starts from."""
-
-    folder: Path
-    config: dict[str, Any]
-    budget: dict[str, Any]
-    """What it cost, as the record of the run that starts from it tells."""
-    weights: str
-    """The first digits of their checksum."""
-
-    @classmethod
-    def of(cls, run: str | Path) -> "Pretrained":
-        """That of the run in the folder `run`, or in the folder of the self-pretraining itself."""
-        folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
-        config, result = read_config(folder), result_in(folder)
-        if config is None or "masked" not in config:
-            raise ValueError(f"--from {run}: holds no self-pretraining; give a run made with --self-pretrain STEPS.")
-        if result is None or (damage := damage_of(folder / MODEL)) is not None:
-            state = "not finished" if result is None else f"damaged ({damage})"
-            raise ValueError(f"--from {run}: its self-pretraining is {state}; train it to its end with --resume.")
-        budget = {name: result[name] for name in ("step", "examples_seen", "tokens")}
-        weights = read_object(folder / MODEL / CHECKSUMS)["model.safetensors"][:16]
-        return cls(folder, config, budget | {"masked_accuracy": result["value"]}, weights)
-
-    def check_encoder(self, config: dict[str, Any]) -> None:
-        """Raise `ValueError` for a run of another encoder."""
-        for name in ALIKE:
-            has, wants = self.config.get(name), config.get(name)
-            if has != wants:
-                raise ValueError(
-                    f"--from {self.folder}: pretrained with {name}={has!r}, but this run has {name}={wants!r}; give "
-                    f"the same, or leave --from out."
-                )
-
-    def check_data(self, fingerprint: str) -> None:
-        """Raise `ValueError` for other examples: those of the test part could be among what was learned from."""
-        if self.config["data"] != fingerprint:
-            raise ValueError(
-                f"--from {self.folder}: pretrained on other data (fingerprint {self.config['data']}, here "
-                f"{fingerprint}); give the same --data, or leave --from out."
-            )
-
-    def classifier(self, config: LongRangeArenaConfig) -> NystromformerForLongRangeArena:
-        """The task's model, with the encoder that was pretrained."""
-        with quiet_transformers():  # the heads differ, as they should
-            return NystromformerForLongRangeArena.from_pretrained(self.folder / MODEL, config=config)
