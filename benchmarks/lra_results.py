@@ -8,7 +8,7 @@ Six parts, in this order; `--only` does one of them:
 - `self-pretrained`: the preset `mini` after as many steps of self-pretraining, ListOps with all attentions, Text with
   four of them.
 - `hour`: Image and Pathfinder with the paper's lengths, about an hour a run.
-- `pathfinder`: the preset `hour` on pictures with shorter contours, from the easiest on, and the longest ones after it.
+- `pathfinder`: the preset `hour` on pictures with shorter contours, from the easiest on, and then on the longest.
 - `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining and packed,
   too.
 - `packed`: ListOps of the preset `mini`, batches grouped by length and packed; minutes.
@@ -86,7 +86,7 @@ class Run:
         return result_in(work / self.folder) is not None
 
 
-SHORT_CONTOURS = Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=6)
+SHORTER_CONTOURS = Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=9)
 RUNS = [
     *(Run("mini", task, attention) for attention in ATTENTIONS for task in TASKS),
     *(Run("self-pretrained", "listops", attention, preset="mini", self_pretrain=600) for attention in ATTENTIONS),
@@ -96,10 +96,10 @@ RUNS = [
     ),
     *(Run("hour", "image", attention) for attention in ("nystrom-64", "standard", "nystrom-local-64")),
     *(Run("hour", "pathfinder", attention) for attention in ("nystrom-64", "nystrom-local-64")),
-    SHORT_CONTOURS,
+    Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=6),
     Run("pathfinder", "pathfinder", "nystrom-local-64", preset="hour", contour=6),
-    Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=9),
-    Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=14, after=SHORT_CONTOURS),
+    SHORTER_CONTOURS,
+    Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=14, after=SHORTER_CONTOURS),
     Run("paper", "listops", "nystrom-64", 1),
     Run("paper", "text", "nystrom-64", 1),
     Run("paper", "listops", "standard", 1),

@@ -58,6 +58,9 @@ class Start:
         if result is None or (damage := damage_of(folder / MODEL)) is not None:
             state = "not finished" if result is None else f"damaged ({damage})"
             raise ValueError(f"{option} {run}: its {part} is {state}; train it to its end with --resume.")
+        untold = [name for name in COUNTED if not isinstance(result.get(name), int)]
+        if untold:
+            raise ValueError(f"{option} {run}: its result does not tell {' and '.join(untold)}; train it again.")
         checksum = read_object(folder / MODEL / CHECKSUMS)["model.safetensors"]
         return cls(option, folder, config, result, checksum[:16])
 

@@ -1,6 +1,7 @@
 """`nystromformer lra --from` and `--after`: weights of another run to start from, and what is refused as such."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -140,3 +141,12 @@ def test_only_a_whole_run_of_the_arena_can_be_trained_on(self_pretrained, lra, t
     records.with_name("config.json").write_text((self_pretrained / "config.json").read_text())
     assert lra(tmp_path / "run", "--after", tmp_path / "begun") == 2
     assert "its training is not finished; train it to its end with --resume" in capsys.readouterr().err
+
+
+def test_a_result_that_does_not_tell_what_it_cost_is_refused(self_pretrained, lra, tmp_path, capsys):
+    old = tmp_path / "old"
+    shutil.copytree(self_pretrained, old)
+    *before, result = (old / "records.jsonl").read_text().splitlines(keepends=True)
+    (old / "records.jsonl").write_text("".join([*before, result.replace('"tokens":', '"letters":')]))
+    assert lra(tmp_path / "run", "--after", old) == 2
+    assert f"--after {old}: its result does not tell tokens; train it again." in capsys.readouterr().err
