@@ -103,7 +103,7 @@ def _batch(config: Record) -> str | int:
 
 
 def _lra_runs(found: list[Record], shared: Shared) -> Table:
-    """Steps, examples and departures of the runs; one row for all runs of a task that are alike."""
+    """Steps, examples and departures of the runs; one row for all runs of a task that are alike, seeds included."""
     runs: dict[tuple, list[Record]] = defaultdict(list)
     for record in found:
         config = record["config"]
@@ -130,10 +130,15 @@ def _lra_runs(found: list[Record], shared: Shared) -> Table:
             ", ".join(departures) or MISSING,
         )
         runs[key].append(record)
-    rows = [
-        [*key, ", ".join(exact_first(lra_method(record["config"], shared[key[0]]) for record in alike)), _seeds(alike)]
-        for key, alike in sorted(runs.items(), key=lambda item: lra_place(item[0][0]))
-    ]
+    rows = []
+    for key, alike in sorted(runs.items(), key=lambda item: lra_place(item[0][0])):
+        methods: dict[str, list[Record]] = defaultdict(list)
+        for record in alike:
+            methods[lra_method(record["config"], shared[key[0]])].append(record)
+        by_seeds: dict[str, list[str]] = defaultdict(list)
+        for method in exact_first(methods):
+            by_seeds[_seeds(methods[method])].append(method)
+        rows += [[*key, ", ".join(together), seeds] for seeds, together in by_seeds.items()]
     header = ["task", "steps", "batch", "examples seen", "train", "test", "length", "departures", "attentions", "seeds"]
     return Table(header, rows, words=("departures", "attentions"), title="What was run")
 

@@ -27,6 +27,13 @@ def test_what_all_runs_of_a_task_share_does_not_tear_rows_apart(tmp_path):
     assert [row[0] for row in accuracies.rows] == ["nystrom-64", "nystrom-64 (self-pretrained)", "most frequent class"]
 
 
+def test_an_attention_is_said_to_have_no_seeds_but_its_own(tmp_path):
+    seeds = {"standard": (0,), "nystrom-64": (0, 1), "linear": (0,)}
+    runs = [write_lra(tmp_path / f"{name}-{seed}", name, seed=seed) for name, own in seeds.items() for seed in own]
+    _, what_was_run = lra_tables(read_records(*runs))
+    assert [row[-2:] for row in what_was_run.rows] == [("standard, linear", "0"), ("nystrom-64", "0, 1")]
+
+
 def test_other_data_than_the_papers_does_not_stand_beside_its_numbers(tmp_path):
     records = list(read_records(write_lra(tmp_path, task="listops")))
     beside, apart = (lra_tables(records, beside_paper=beside)[0] for beside in (True, False))
