@@ -73,6 +73,7 @@ TEXTS: dict[str, list[str]] = {
     "corpus": PLACES,
     "judge": PLACES,
     "from_run": PLACES,
+    "after": PLACES,
     "stages": ["", "layer", "layers,,model", "all"],
     "layers": [*LISTS[1:], "99"],
     "budget": ["0.1", "error", "error=", "error=0", "speed=-1", "speed=nan", "time=2", "error=" + "9" * 6000],
