@@ -20,13 +20,18 @@ AHEAD = 3
 """Pieces of work handed out for each process before the first result is taken."""
 
 
+def usable_cores() -> int:
+    """Those that this process may run on: not all of the machine where a scheduler or a container gave it a share."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def in_order(work: Callable[[Given], Result], pieces: Iterable[Given], workers: int | None = None) -> Iterator[Result]:
-    """`map(work, pieces)` on several processes, as many as there are cores by default. `pieces` may be endless.
+    """`map(work, pieces)` on several processes, by default on all cores that this one may use. `pieces` may be endless.
 
     >>> list(in_order(abs, [-1, -2], workers=1))
     [1, 2]
     """
-    workers = workers or os.cpu_count() or 1
+    workers = workers or usable_cores()
     if workers == 1:
         yield from map(work, pieces)
         return

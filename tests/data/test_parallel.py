@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nystromformer.data.parallel import in_order
+from nystromformer.data.parallel import in_order, usable_cores
 
 ENDLESS = """
 import itertools, os, time
@@ -28,6 +28,17 @@ def test_one_worker_needs_no_process():
     assert list(in_order(lambda piece: (piece, os.getpid()), range(3), workers=1)) == [
         (i, os.getpid()) for i in range(3)
     ]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process to cores")
+def test_a_process_that_was_given_one_core_starts_no_others():
+    given = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(given)})
+    try:
+        assert usable_cores() == 1
+        assert list(in_order(lambda piece: os.getpid(), range(2))) == [os.getpid()] * 2
+    finally:
+        os.sched_setaffinity(0, given)
 
 
 @pytest.mark.slow
