@@ -8,7 +8,7 @@ Six parts, in this order; `--only` does one of them:
 - `self-pretrained`: the preset `mini` after as many steps of self-pretraining, ListOps with all attentions, Text with
   four of them.
 - `hour`: Image and Pathfinder with the paper's lengths, about an hour a run.
-- `pathfinder`: the preset `hour` on pictures with shorter contours, from the easiest on, and then on the longest.
+- `pathfinder`: the preset `hour` on pictures with shorter contours (pathfinder_curriculum.py goes on to longer ones).
 - `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining and packed,
   too.
 - `packed`: ListOps of the preset `mini`, batches grouped by length and packed; minutes.
@@ -59,14 +59,11 @@ class Run:
     """Pathfinder's, where it is not the preset's."""
     packed: int = 0
     """Tokens of a step, packed without padding, in place of examples."""
-    after: "Run | None" = None
-    """Whose trained model it starts from."""
 
     @property
     def folder(self) -> Path:
         variant = self.attention + (f"-self-pretrained-{self.self_pretrain}" if self.self_pretrain else "")
         variant += f"-packed-{self.packed}" if self.packed else ""
-        variant += f"-after-{self.after.contour}" if self.after else ""
         return Path(self.part, f"contour-{self.contour}" if self.contour else self.task, variant, f"seed-{self.seed}")
 
     def arguments(self, data: Path | None, work: Path) -> list[str]:
@@ -78,15 +75,12 @@ class Run:
             given += ["--data", str(pictures(work, self.contour))]
         if self.packed:
             given += ["--packed", str(self.packed)]
-        if self.after:
-            given += ["--after", str(work / self.after.folder)]
         return given + (["--data", str(data / DATA[self.task])] if data and self.task in DATA else [])
 
     def is_finished(self, work: Path) -> bool:
         return result_in(work / self.folder) is not None
 
 
-SHORTER_CONTOURS = Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=9)
 RUNS = [
     *(Run("mini", task, attention) for attention in ATTENTIONS for task in TASKS),
     *(Run("self-pretrained", "listops", attention, preset="mini", self_pretrain=600) for attention in ATTENTIONS),
@@ -98,8 +92,6 @@ RUNS = [
     *(Run("hour", "pathfinder", attention) for attention in ("nystrom-64", "nystrom-local-64")),
     Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=6),
     Run("pathfinder", "pathfinder", "nystrom-local-64", preset="hour", contour=6),
-    SHORTER_CONTOURS,
-    Run("pathfinder", "pathfinder", "nystrom-64", preset="hour", contour=14, after=SHORTER_CONTOURS),
     Run("paper", "listops", "nystrom-64", 1),
     Run("paper", "text", "nystrom-64", 1),
     Run("paper", "listops", "standard", 1),

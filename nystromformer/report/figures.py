@@ -271,7 +271,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool =
     if len(shares) == 1:  # all were tested on the same examples
         axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
     axes.set(xlabel="steps", ylabel="accuracy on the dev set")
-    _count_steps_and_percent(axes)
+    count_steps_and_percent(axes)
     drawing.legend(axes, 2, title="test in percent, at the dots" + " (the paper's, dashed)" * beside_paper)
     return drawing
 
@@ -358,7 +358,7 @@ def _draw_pretraining(runs: Sequence[PretrainingRun], label: str, place: Callabl
         if metric in CHANCE:
             _mark_chance(axes, CHANCE[metric])
         axes.set_title(f"{title}, validation accuracy", fontsize=11)
-        _count_steps_and_percent(axes)
+        count_steps_and_percent(axes)
     panels[-1].set_xlabel(label)
     drawing.legend(panels[0], 2)
     return drawing
@@ -386,7 +386,7 @@ def draw_distillation(records: Iterable[Record]) -> dict[str, Drawing]:
     return {"cosine": drawing}
 
 
-def _count_steps_and_percent(axes: Axes) -> None:
+def count_steps_and_percent(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
