@@ -34,7 +34,7 @@ from nystromformer.report.efficiency import (
     rounded,
 )
 from nystromformer.report.table import exact_first, is_ours, printable, with_published
-from nystromformer.report.tables import last_part, lra_method
+from nystromformer.report.tables import last_part, lra_method, shared_parts
 
 INK = "#1b2027"
 STYLE: dict[Any, Any] = {
@@ -250,12 +250,17 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool =
     dot at its step, and the paper's results as lines, unless the data is another."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
     drawing, (axes,) = Drawing.panels(1)
-    colors = colors_of(exact_first(lra_method(r["config"]) for r in found if r["metric"] == DEV_ACCURACY))
+    shared = shared_parts(found).get(task, set())
+    evaluated = [record for record in found if record["metric"] == DEV_ACCURACY]
+    colors = colors_of(exact_first(lra_method(record["config"], shared) for record in evaluated))
+    dashed = ""
     for place, (method, color) in enumerate(colors.items()):
         style = {"color": color, "zorder": 2 + 1 / (1 + place)}  # the first is never hidden
-        runs = _seeds_of(found, method)
+        runs = _seeds_of([r for r in found if lra_method(r["config"], shared) == method])
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
-        published = paper_row(LRA, runs[0][0]["config"]["attention"]).get(task) if beside_paper else None
+        config = runs[0][0]["config"]
+        alike = beside_paper and not config.get("data_departures")
+        published = paper_row(LRA, config["attention"]).get(task) if alike else None
         label: str | None = f"{method}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label = f"{label}, {len(runs)} seeds"
@@ -267,12 +272,13 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool =
             drawing.line(axes, [(r["best_step"], r["value"], _tip(r, "test set"))], None, **style | {"marker": "o"})
         if published is not None:
             axes.axhline(published / 100, color=color, linestyle="--", linewidth=1)
+            dashed = " (the paper's, dashed)"
     shares = {record["majority"] for record in found if "majority" in record}
     if len(shares) == 1:  # all were tested on the same examples
         axes.axhline(*shares, color="0.5", linestyle=":", linewidth=1, label="most frequent class")
     axes.set(xlabel="steps", ylabel="accuracy on the dev set")
     count_steps_and_percent(axes)
-    drawing.legend(axes, 2, title="test in percent, at the dots" + " (the paper's, dashed)" * beside_paper)
+    drawing.legend(axes, 2, title=f"test in percent, at the dots{dashed}")
     return drawing
 
 
@@ -281,9 +287,8 @@ def _tip(record: Record, part: str) -> str:
     return f"{where}: {record['value']:.2%} on the {part}"
 
 
-def _seeds_of(found: list[Record], method: str) -> list[list[Record]]:
+def _seeds_of(own: list[Record]) -> list[list[Record]]:
     """The records of a method, seed by seed, as far as there are points to draw."""
-    own = [record for record in found if lra_method(record["config"]) == method]
     evaluated = dict.fromkeys(record["seed"] for record in own if record["metric"] == DEV_ACCURACY)
     return [[record for record in own if record["seed"] == seed] for seed in evaluated]
 

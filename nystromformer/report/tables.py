@@ -22,15 +22,16 @@ Shared = dict[str, set[str]]
 """By task of Long Range Arena, what its runs have in common."""
 
 
-def lra_tables(records: Iterable[Record], beside_paper: bool = True) -> list[Table]:
+def lra_tables(records: Iterable[Record], beside_paper: Collection[str] = LRA_TASKS) -> list[Table]:
     """For each preset, so that a reduced run is never mistaken for the full one: accuracies, what was run and, as far
-    as it was noted, how fast. The paper's accuracies stand beside, unless the data is another."""
+    as it was noted, how fast. The paper's accuracies stand beside those of the tasks `beside_paper`, but not beside
+    those of other data than its own."""
     by_preset: dict[str, list[Record]] = defaultdict(list)
     for record in results(records, "lra"):
         by_preset[record["config"]["preset"]].append(record)
     tables = []
     for preset, found in by_preset.items():
-        shared = _shared_parts(found)
+        shared = shared_parts(found)
         tables += [_lra_accuracies(found, shared, preset, beside_paper), _lra_runs(found, shared)]
         if timed := [record for record in found if record.get("tokens") and record.get("seconds")]:
             tables.append(_lra_speeds(timed, shared))
@@ -44,6 +45,8 @@ def lra_method(config: dict[str, Any], left_out: Collection[str] = ()) -> str:
     'nystrom-64 (rotary, self-pretrained)'
     >>> lra_method({"attention": "nystrom-64", "packed": 33000})
     'nystrom-64 (packed)'
+    >>> lra_method({"attention": "nystrom-64", "data_departures": ["contours of 6 paddles"]})
+    'nystrom-64 (contours of 6 paddles)'
     """
     parts = [part for part in _variant_parts(config) if part not in left_out]
     return config["attention"] + (f" ({', '.join(parts)})" if parts else "")
@@ -61,39 +64,58 @@ def _variant_parts(config: dict[str, Any]) -> list[str]:
         parts.append("continued")
     if config.get("packed"):
         parts.append("packed")
-    return parts
+    return parts + _data_departures(config)
 
 
-def _shared_parts(found: list[Record]) -> Shared:
-    """By task, what all of its runs have in common beside their attentions. Where there are several tasks it would tear
-    the row of an attention apart, and tells nothing from anything: it stands among what was run."""
-    by_task: dict[str, list[set[str]]] = defaultdict(list)
+def _data_departures(config: dict[str, Any]) -> list[str]:
+    """What makes its data another kind than the paper's."""
+    return config.get("data_departures", [])
+
+
+def shared_parts(found: list[Record]) -> Shared:
+    """By task, what all of its runs have in common beside their attentions: their data, and where there are several
+    tasks the rest, which would tear the row of an attention apart. It tells nothing from anything, and stands among
+    what was run."""
+    configs: dict[str, list[Record]] = defaultdict(list)
     for record in found:
-        by_task[record["config"]["task"]].append(set(_variant_parts(record["config"])))
-    return {task: set.intersection(*parts) if len(by_task) > 1 else set() for task, parts in by_task.items()}
+        configs[record["config"]["task"]].append(record["config"])
+    parts = _variant_parts if len(configs) > 1 else _data_departures
+    return {task: set.intersection(*(set(parts(config)) for config in own)) for task, own in configs.items()}
 
 
-def _lra_accuracies(found: list[Record], shared: Shared, preset: str, beside_paper: bool) -> Table:
+def _lra_accuracies(found: list[Record], shared: Shared, preset: str, beside_paper: Collection[str]) -> Table:
     """Attentions × tasks. With several seeds: mean ± standard deviation."""
     tasks = _lra_tasks(found)
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    alike: set[tuple[str, str]] = set()
+    """Cells of the paper's own data."""
     shares: dict[str, list[float]] = defaultdict(list)
     for record in found:
         task = record["config"]["task"]
-        cells[lra_method(record["config"], shared[task]), task].append(100 * record["value"])
+        cell = lra_method(record["config"], shared[task]), task
+        cells[cell].append(100 * record["value"])
         shares[task].append(100 * record["majority"])
+        if task in beside_paper and not _data_departures(record["config"]):
+            alike.add(cell)
+    comparable = {task for _, task in alike}
     rows: list[list[str]] = []
     highlight: set[int] = set()
     for method in exact_first(method for method, _ in cells):
         if is_ours(_attention_of(method)):
             highlight.add(len(rows))
-        published = paper_row(LRA, _attention_of(method)) if beside_paper else {}
-        row = [with_published(cells.get((method, task), []), published.get(task)) for task in tasks]
+        published = paper_row(LRA, _attention_of(method))
+        beside = {task for task in comparable if (method, task) in alike or (method, task) not in cells}
+        row = [
+            with_published(cells.get((method, task), []), published.get(task) if task in beside else None)
+            for task in tasks
+        ]
         whole = [statistics.mean(cells[method, task]) for task in LRA_TASKS if (method, task) in cells]
         average = f"{statistics.mean(whole):.2f}" if len(whole) == len(LRA_TASKS) else MISSING
-        rows.append([method, *row, average + (f" ({statistics.mean(published.values()):.2f})" if published else "")])
+        if published and beside.issuperset(tasks):
+            average += f" ({statistics.mean(published.values()):.2f})"
+        rows.append([method, *row, average])
     rows.append(["most frequent class", *(f"{statistics.mean(shares[task]):.2f}" for task in tasks), ""])
-    title = ("Preset ", Code(preset), ": accuracy in percent" + ", ours (the paper's)" * beside_paper)
+    title = ("Preset ", Code(preset), ": accuracy in percent" + ", ours (the paper's)" * bool(comparable))
     return Table(["attention", *tasks, "average"], rows, highlight, title=title)
 
 

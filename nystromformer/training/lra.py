@@ -276,7 +276,8 @@ def read_splits(task: str, folder: Path, recipe: LraRecipe, legacy: Legacy) -> S
         splits = TASKS[task].read(folder, max_length, dev_is_test=legacy.dev_is_test)
     else:
         splits = TASKS[task].read(folder, max_length)
-    return Splits(
+    return replace(
+        splits,
         train=_used(splits.train, recipe.train_examples, legacy, None),
         dev=_used(splits.dev, recipe.dev_examples, legacy, recipe.batch_size),
         test=_used(splits.test, recipe.test_examples, legacy, recipe.batch_size),

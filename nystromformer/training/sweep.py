@@ -35,7 +35,9 @@ class Data(Protocol):
     @property
     def train(self) -> Any: ...
 
-    def fingerprint(self) -> str: ...
+    def noted(self) -> dict[str, Any]:
+        """As it stands in `config.json`, so that the same data is known again."""
+        ...
 
 
 D = TypeVar("D", bound=Data)
@@ -120,7 +122,7 @@ def run_cell(
         out,
         arguments,
         job=cell.job,
-        config=cell.config() | {"data": data.fingerprint()},
+        config=cell.config() | data.noted(),
         seed=cell.seed,
         resume=resume,
         save_seconds=save_seconds,

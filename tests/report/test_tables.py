@@ -36,10 +36,25 @@ def test_an_attention_is_said_to_have_no_seeds_but_its_own(tmp_path):
 
 def test_other_data_than_the_papers_does_not_stand_beside_its_numbers(tmp_path):
     records = list(read_records(write_lra(tmp_path, task="listops")))
-    beside, apart = (lra_tables(records, beside_paper=beside)[0] for beside in (True, False))
+    beside, apart = (lra_tables(records, beside_paper=tasks)[0] for tasks in (["listops"], []))
     assert "(37.15)" in beside.markdown()
     assert "(" not in "".join(cell for row in apart.rows for cell in row)
     assert "paper" not in apart.markdown()
+    other = write_lra(tmp_path / "other", task="listops", data_departures=["64 to 256 tokens"])
+    assert "paper" not in lra_tables(read_records(other))[0].markdown()
+    table, _ = lra_tables([*records, *read_records(other)])
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["nystrom-64"] == ("36.00 (37.15)", "– (58.95)")
+    assert rows["nystrom-64 (64 to 256 tokens)"] == ("36.00", "–")  # not another seed of the same
+
+
+def test_other_data_of_one_task_leaves_the_others_beside_the_papers(tmp_path):
+    runs = [write_lra(tmp_path / "text", task="text")]
+    runs += [write_lra(tmp_path / "listops", task="listops", data_departures=["64 to 256 tokens"])]
+    table, what_was_run = lra_tables(read_records(*runs))
+    assert table.rows[0] == ("nystrom-64", "36.00", "36.00 (65.52)", "–")
+    departures = {row[0]: row[what_was_run.header.index("departures")] for row in what_was_run.rows}
+    assert departures == {"listops": "64 to 256 tokens", "text": "–"}
 
 
 def test_pretraining_shows_what_was_spent(tmp_path):

@@ -53,7 +53,7 @@ def test_seeds_share_one_pretraining(self_pretrained, lra, tmp_path):
     assert len(found) == 2
     assert len(set(found)) == 1
     assert (
-        "10 | 128 | self-pretraining: 6 steps, 24 examples | nystrom-8 (self-pretrained) | 1, 2 |"
+        "10 | 128 | 16 to 64 tokens, self-pretraining: 6 steps, 24 examples | nystrom-8 (self-pretrained) | 1, 2 |"
         in (tmp_path / "seeds" / "table.md").read_text()
     )
 

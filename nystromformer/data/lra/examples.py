@@ -227,6 +227,13 @@ class Splits:
     train: Examples
     dev: Examples
     test: Examples
+    departures: tuple[str, ...] = ()
+    """What makes the examples another task than that of the paper's numbers, in words."""
+
+    def noted(self) -> dict[str, Any]:
+        """As it stands in `config.json` of a run and in its records."""
+        departures = {"data_departures": list(self.departures)} if self.departures else {}
+        return {"data": self.fingerprint(), **departures}
 
     def fingerprint(self) -> str:
         """A short hash of all examples, to know the same data again."""

@@ -15,6 +15,7 @@ from nystromformer.data.lra.examples import (
     Splits,
     check_count,
     described_folder,
+    description_of,
     label_of,
     shown,
     table_rows,
@@ -282,7 +283,11 @@ def distinct_examples(options: ListOpsOptions, wanted: int, workers: int | None 
 
 def read(folder: Path, max_length: int) -> Splits:
     """Read the three files of a folder, LRA's or ours. Expressions longer than `max_length` tokens are cut."""
-    return Splits(**{part: read_part(folder, part, max_length) for part in FILES})
+    description = description_of(folder) or {"options": {}}
+    usual = asdict(TreeOptions())
+    made = {name: description["options"].get(name, usual[name]) for name in usual}
+    departures = () if made == usual else (f"{made['min_tokens']} to {made['max_tokens']} tokens",)
+    return Splits(**{part: read_part(folder, part, max_length) for part in FILES}, departures=departures)
 
 
 def read_part(folder: Path, part: str, max_length: int) -> Examples:

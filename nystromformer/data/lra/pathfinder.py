@@ -361,11 +361,14 @@ def read(folder: Path, max_length: int) -> Splits:
             f"{nearby(folder / 'metadata')}"
         )
     pictures, labels = [], []
+    contours: set[int] = set()
     for path in metadata:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
-            picture, label = _picture_and_label(folder, path, number, line.split())
+            fields = line.split()
+            picture, label = _picture_and_label(folder, path, number, fields)
             pictures.append(pixels_of(picture, picture, SIZE).tobytes()[:max_length])
             labels.append(label)
+            contours.update(int(paddles) for paddles in fields[5:6] if paddles.isdecimal())
     check_count(root, folder, "all", len(labels))
     examples = Examples((Sequences.of(pictures),), np.array(labels, dtype=np.int64))
     dev, test = (int(share * len(labels)) for share in SPLIT)
@@ -373,7 +376,19 @@ def read(folder: Path, max_length: int) -> Splits:
         train=examples.choose(slice(None, dev)),
         dev=examples.choose(slice(dev, test)),
         test=examples.choose(slice(test, None)),
+        departures=_departures(contours),
     )
+
+
+def _departures(contours: set[int]) -> tuple[str, ...]:
+    """What tells pictures with contours of so many paddles from the hard set, as far as they say.
+
+    >>> _departures({14}), _departures({9, 6})
+    ((), ('contours of 6, 9 paddles',))
+    """
+    if contours <= {PathfinderOptions().contour_length}:
+        return ()
+    return (f"contours of {', '.join(map(str, sorted(contours)))} paddles",)
 
 
 def _picture_and_label(folder: Path, path: Path, number: int, fields: list[str]) -> tuple[Path, int]:

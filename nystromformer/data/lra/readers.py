@@ -26,6 +26,8 @@ RETRIEVAL_FILES = {
     "test": "new_aan_pairs.test.tsv",
 }
 RETRIEVAL_CLASSES = 2
+RELEASED_PAIRS = 147_086
+"""To train on."""
 
 
 def read_text(folder: Path, max_length: int, dev_is_test: bool = False) -> Splits:
@@ -69,7 +71,9 @@ def read_retrieval(folder: Path, max_length: int) -> Splits:
     `new_aan_pairs.{train,eval,test}.tsv`: label, id, id, text, text, separated by tabs, without a header. The release
     has texts as Python bytes (`b'…'`); they are read as they stand, as LRA does.
     """
-    return Splits(**{part: _retrieval_part(folder / name, max_length) for part, name in RETRIEVAL_FILES.items()})
+    parts = {part: _retrieval_part(folder / name, max_length) for part, name in RETRIEVAL_FILES.items()}
+    pairs = len(parts["train"])
+    return Splits(**parts, departures=() if pairs == RELEASED_PAIRS else (f"another set, of {pairs:,} pairs",))
 
 
 def _retrieval_part(path: Path, max_length: int) -> Examples:

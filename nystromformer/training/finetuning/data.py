@@ -144,8 +144,8 @@ class FinetuningData:
     def is_regression(self) -> bool:
         return self.splits.labels is None
 
-    def fingerprint(self) -> str:
-        return self.splits.fingerprint()
+    def noted(self) -> dict[str, str]:
+        return {"data": self.splits.fingerprint()}
 
 
 def _padded(rows: list[np.ndarray], padding: int) -> Tensor:

@@ -128,6 +128,7 @@ def test_the_released_form_with_parentheses_is_read_alike(tmp_path):
         (tmp_path / name).write_bytes(b"Source\tTarget\r\n( ( ( [MAX 2 ) ( ( ( [SM 9 ) 4 ) ] ) ) ] )\t3\r\n")
     tokens = [TOKENS[token - 1] for token in read(tmp_path, 100).test[0]["input_ids"][0]]
     assert " ".join(tokens) == "[MAX 2 [SM 9 4 ] ]"
+    assert read(tmp_path, 100).departures == ()
 
 
 def test_expressions_are_cut_at_the_longest_length(tmp_path):
@@ -209,6 +210,9 @@ def test_a_set_says_how_it_was_made(tmp_path):
     described = json.loads((tmp_path / "set" / "dataset.json").read_text())
     assert described["options"]["seed"] == 3
     assert described["examples"] == {"train": 60, "dev": 20, "test": 20}
+    assert read(tmp_path / "set", 100).departures == ("5 to 40 tokens",)
+    generate(tmp_path / "usual", ListOpsOptions(train=2, dev=1, test=1))
+    assert read(tmp_path / "usual", 100).departures == ()
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def folder(tmp_path_factory):
 
 def test_what_is_written_is_read(folder):
     splits = read(folder, 1024)
+    assert splits.departures == (), "14 paddles, the paper's"
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [32, 4, 4]
     pixels, connected = picture_number(33, 1, OPTIONS)
     example = splits.dev[1]
@@ -169,7 +170,10 @@ def test_damage_is_named_with_a_remedy(folder, tmp_path, name, change, message):
 def test_an_easier_set_is_made_and_read(tmp_path):
     generate(tmp_path / "easy", PathfinderSetOptions(count=20, contour_length=6), workers=1)
     assert (tmp_path / "easy" / "curv_contour_length_6").is_dir()
-    assert len(read(tmp_path / "easy", 1024).train) == 16
+    splits = read(tmp_path / "easy", 1024)
+    assert len(splits.train) == 16
+    assert splits.departures == ("contours of 6 paddles",)
+    assert splits.noted() == {"data": splits.fingerprint(), "data_departures": ["contours of 6 paddles"]}
     picture = random_picture(np.random.default_rng(0), True, PathfinderSetOptions(contour_length=6).pictures)
     assert [len(contour) for contour in picture.contours] == [6, 6, 2, 2, 2, 2, 2]
 

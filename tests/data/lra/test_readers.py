@@ -87,6 +87,7 @@ def test_the_release_develops_on_the_test_part(imdb):
 
 def test_pairs_come_side_by_side(aan):
     splits = read_retrieval(aan, 4000)
+    assert splits.departures == ("another set, of 3 pairs",), "the released one has 147,086"
     batch = splits.dev.batch([0, 1, 2])
     assert batch["labels"].tolist() == [0, 1, 1]
     assert batch["input_ids"].shape == (3, 2, len("second, longer 1.0"))
