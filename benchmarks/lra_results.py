@@ -85,7 +85,8 @@ RUNS = [
     *(Run("mini", task, attention) for attention in ATTENTIONS for task in TASKS),
     *(Run("self-pretrained", "listops", attention, preset="mini", self_pretrain=600) for attention in ATTENTIONS),
     *(
-        Run("self-pretrained", "text", attention, preset="mini", self_pretrain=600)
+        Run("self-pretrained", task, attention, preset="mini", self_pretrain=600)
+        for task in ("text", "retrieval")
         for attention in ("nystrom-64", "linformer-256", "standard", "nystrom-local-64")
     ),
     *(Run("hour", "image", attention) for attention in ("nystrom-64", "standard", "nystrom-local-64")),
@@ -101,9 +102,6 @@ RUNS = [
     *(Run("packed", "listops", "nystrom-64", seed, "mini", packed=tokens) for seed in (0, 1) for tokens in (0, 2_600)),
     Run("paper", "listops", "nystrom-64", 1, packed=33_000),
 ]
-BESIDE_PAPER = {"mini": ("text", "image"), "self-pretrained": ("text",), "packed": (), "pathfinder": ()}
-"""The tasks of a part whose data is the paper's, where not all are: Retrieval's was not to be had, and these records
-are older than what now notes that ListOps' expressions and Pathfinder's contours are shorter."""
 PARTS = tuple(dict.fromkeys(run.part for run in RUNS))
 PICTURES = 100_000
 """Of a set with shorter contours."""
@@ -129,7 +127,6 @@ def pictures(work: Path, contour: int) -> Path:
 def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
     """Copy configurations and records, and make the table and the curves, but those of the grid, of all in `out`."""
     runs = [run for run in RUNS if run.part == part and (work / run.folder).exists()]
-    beside = BESIDE_PAPER.get(part, TASKS)
     for folder in sorted({(work / run.folder).parents[1] for run in runs}):
         own = [run for run in runs if (work / run.folder).is_relative_to(folder)]
         found = [path for run in own if unfinished or run.is_finished(work) for path in runs_in(work / run.folder)]
@@ -139,11 +136,11 @@ def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
         trained = [path for path in runs_in(out / part / folder.name) if path.name != FOLDER]
         records = list(read_records(*trained))
         if part != "mini":
-            draw_dev_accuracy(records, own[0].task, own[0].task in beside).save(out / part / folder.name)
+            draw_dev_accuracy(records, own[0].task).save(out / part / folder.name)
         if part == "pathfinder":
-            write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records, beside)))
+            write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records)))
     if part != "pathfinder" and (published := runs_in(out / part)):
-        write_text(out / part / "table.md", tables_markdown(lra_tables(list(read_records(*published)), beside)))
+        write_text(out / part / "table.md", tables_markdown(lra_tables(read_records(*published))))
 
 
 def run_all() -> int:

@@ -245,7 +245,7 @@ def _draw_efficiency(entries: Entries, label: str, unit: str, value: Callable[[E
 
 
 @rc_context(STYLE)
-def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool = True) -> Drawing:
+def draw_dev_accuracy(records: Iterable[Record], task: str) -> Drawing:
     """Accuracy on a task of Long Range Arena while training: a curve for each attention and seed, what was tested as a
     dot at its step, and the paper's results as lines, unless the data is another."""
     found = [r for r in records if r["job"] == "lra" and r["config"]["task"] == task]
@@ -259,8 +259,7 @@ def draw_dev_accuracy(records: Iterable[Record], task: str, beside_paper: bool =
         runs = _seeds_of([r for r in found if lra_method(r["config"], shared) == method])
         tested = [r for run in runs for r in run if r["metric"] == RESULTS["lra"]]
         config = runs[0][0]["config"]
-        alike = beside_paper and not config.get("data_departures")
-        published = paper_row(LRA, config["attention"]).get(task) if alike else None
+        published = None if config.get("data_departures") else paper_row(LRA, config["attention"]).get(task)
         label: str | None = f"{method}: {with_published([100 * r['value'] for r in tested], published)}"
         if len(runs) > 1:
             label = f"{label}, {len(runs)} seeds"

@@ -22,17 +22,16 @@ Shared = dict[str, set[str]]
 """By task of Long Range Arena, what its runs have in common."""
 
 
-def lra_tables(records: Iterable[Record], beside_paper: Collection[str] = LRA_TASKS) -> list[Table]:
+def lra_tables(records: Iterable[Record]) -> list[Table]:
     """For each preset, so that a reduced run is never mistaken for the full one: accuracies, what was run and, as far
-    as it was noted, how fast. The paper's accuracies stand beside those of the tasks `beside_paper`, but not beside
-    those of other data than its own."""
+    as it was noted, how fast. The paper's accuracies do not stand beside those of other data than its own."""
     by_preset: dict[str, list[Record]] = defaultdict(list)
     for record in results(records, "lra"):
         by_preset[record["config"]["preset"]].append(record)
     tables = []
     for preset, found in by_preset.items():
         shared = shared_parts(found)
-        tables += [_lra_accuracies(found, shared, preset, beside_paper), _lra_runs(found, shared)]
+        tables += [_lra_accuracies(found, shared, preset), _lra_runs(found, shared)]
         if timed := [record for record in found if record.get("tokens") and record.get("seconds")]:
             tables.append(_lra_speeds(timed, shared))
     return tables
@@ -83,7 +82,7 @@ def shared_parts(found: list[Record]) -> Shared:
     return {task: set.intersection(*(set(parts(config)) for config in own)) for task, own in configs.items()}
 
 
-def _lra_accuracies(found: list[Record], shared: Shared, preset: str, beside_paper: Collection[str]) -> Table:
+def _lra_accuracies(found: list[Record], shared: Shared, preset: str) -> Table:
     """Attentions × tasks. With several seeds: mean ± standard deviation."""
     tasks = _lra_tasks(found)
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -95,7 +94,7 @@ def _lra_accuracies(found: list[Record], shared: Shared, preset: str, beside_pap
         cell = lra_method(record["config"], shared[task]), task
         cells[cell].append(100 * record["value"])
         shares[task].append(100 * record["majority"])
-        if task in beside_paper and not _data_departures(record["config"]):
+        if not _data_departures(record["config"]):
             alike.add(cell)
     comparable = {task for _, task in alike}
     rows: list[list[str]] = []
