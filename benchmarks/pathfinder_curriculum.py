@@ -19,7 +19,7 @@ from nystromformer.records import read_records, result_in
 from nystromformer.report.figures import DEV_ACCURACY, Drawing, colors_of, count_steps_and_percent
 from nystromformer.report.table import MISSING, Table
 
-STEPS = {6: 3_000, 9: 5_000, 14: 8_000}
+STEPS = {6: 3_000, 9: 5_000, 14: 12_000}
 """Of training, by the paddles of a contour, in their order."""
 
 
