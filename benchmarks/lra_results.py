@@ -5,8 +5,8 @@
 Six parts, in this order; `--only` does one of them:
 
 - `mini`: five tasks and all attentions, about an hour and a half on two cores.
-- `self-pretrained`: the preset `mini` after as many steps of self-pretraining, ListOps with all attentions, Text with
-  four of them.
+- `self-pretrained`: the preset `mini` after as many steps of self-pretraining, ListOps with all attentions, Text and
+  Retrieval with four of them; self_pretraining_picture.py draws what it changed.
 - `hour`: Image and Pathfinder with the paper's lengths, about an hour a run.
 - `pathfinder`: the preset `hour` on pictures with shorter contours (pathfinder_curriculum.py goes on to longer ones).
 - `paper`: ListOps and Text by the paper's recipe, two hours or more a run; ListOps after self-pretraining and packed,
@@ -22,13 +22,13 @@ faster than by two threads.
 """
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from result_runs import copy_records, data_folder, runs_in
+from result_runs import copy_records, data_folder, is_first_process, runs_in
+from self_pretraining_picture import PICTURE, draw_change
 
 from nystromformer.cli import main
 from nystromformer.files import write_text
@@ -107,11 +107,6 @@ PICTURES = 100_000
 """Of a set with shorter contours."""
 
 
-def is_first_process() -> bool:
-    """Of those that `torchrun` starts: the one that makes data and publishes."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def pictures(work: Path, contour: int) -> Path:
     """Pathfinder with contours of so many paddles, made once."""
     folder = work / "data" / f"pathfinder-{contour}"
@@ -141,6 +136,8 @@ def publish(part: str, work: Path, out: Path, unfinished: bool) -> None:
             write_text(out / part / f"{folder.name}.md", tables_markdown(lra_tables(records)))
     if part != "pathfinder" and (published := runs_in(out / part)):
         write_text(out / part / "table.md", tables_markdown(lra_tables(read_records(*published))))
+    if part == "self-pretrained" and (drawing := draw_change(out)) is not None:
+        drawing.save(out / PICTURE)
 
 
 def run_all() -> int:

@@ -3,8 +3,9 @@
     python benchmarks/pathfinder_curriculum.py --work runs/lra-results --out results/lra/curriculum
 
 The preset `hour` with `nystrom-64`; self-pretraining comes before the first set. It can be stopped at any time and
-started again: finished runs are left alone, others resume where they stopped. Records, table and curve come to `--out`;
-models and pictures stay in `--work`.
+started again: finished runs are left alone, others resume where they stopped, with as many processes as they began
+with. Records, table and curve come to `--out`; models and pictures stay in `--work`. With `OMP_NUM_THREADS=1 torchrun
+--nproc-per-node 2` in place of `python` two processes share each batch, which two cores train faster than by threads.
 """
 
 import argparse

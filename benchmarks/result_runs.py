@@ -42,9 +42,16 @@ def run_each(commands: Mapping[str, list[str]], publish: Callable[[Path, Path], 
     for name, command in commands.items():
         if code := main([*command, "--out", str(work / name), "--resume"]):
             return code
-        publish(work, out)
-    print((out / "table.md").read_text(encoding="utf-8"))
+        if is_first_process():
+            publish(work, out)
+    if is_first_process():
+        print((out / "table.md").read_text(encoding="utf-8"))
     return 0
+
+
+def is_first_process() -> bool:
+    """Of those that `torchrun` starts: the one that makes data and publishes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def run_and_show(parser: argparse.ArgumentParser, show: Callable[[argparse.Namespace], None]) -> None:
